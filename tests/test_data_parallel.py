@@ -19,7 +19,7 @@ from pardemo import RankFailed, Timeline, WireMeter
 from pardemo.collectives import parameter_server_all_reduce, ring_all_reduce
 from pardemo.data_parallel import BucketedDataParallel, NaiveDataParallel, shard_weight
 from pardemo.formulas import communication
-from pardemo.meters.pace import PaddedModule
+from pardemo.meters.padding import PaddedModule
 from pardemo.meters.timeline import covered_s, overlap_s
 from pardemo.small_models import gpt
 

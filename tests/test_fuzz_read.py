@@ -30,7 +30,7 @@ from pardemo.finetune import predict, recipe
 from pardemo.meters import trace
 from pardemo.peers.accelerate import config_checks
 from pardemo.planner.layouts.published import loaders
-from pardemo.script.compare import layouts
+from pardemo.script.compare import run_layouts
 from pardemo.script.step import replay_settings
 from pardemo.world import launched
 
@@ -228,12 +228,12 @@ tp = 2
 
 
 def test_prove_toml(tmp_path):
-    fuzz(tmp_path / "prove.toml", PROVE, lambda path: layouts.from_file(str(path)), inside=True)
+    fuzz(tmp_path / "prove.toml", PROVE, lambda path: run_layouts.from_file(str(path)), inside=True)
 
     @QUICK
     @given(st.lists(VALUES | st.sampled_from(["ranks=4 tp=2", "ranks=1", "ranks=2,dp=2"]), max_size=3))
     def check(given_layouts):
-        outcome(layouts.for_function, given_layouts)
+        outcome(run_layouts.for_function, given_layouts)
 
     check()
 

@@ -52,7 +52,7 @@ def seen_by(rank, parallelisms=(), world=(0, 1), wire=True):
         begin = cuts[step - 1].at_s + (0.3 if rank == 0 else 0.2)
         calls.append(
             Call("all-reduce", world, number, "0", 1000, (10, 25), "float32", *FORWARD[:3], step, begin,
-                 end_s=cuts[step - 1].at_s + 0.5, place=FORWARD, sent=50.0, gloo_bytes=50.0, shapes=((10, 25),))
+                 end_s=cuts[step - 1].at_s + 0.5, site=FORWARD, sent=50.0, gloo_bytes=50.0, shapes=((10, 25),))
         )  # fmt: skip
     kinds = {"parameters": 4 * MB, "activations": 3 * MB, "gradients": 4 * MB}
     largest = [
@@ -75,7 +75,7 @@ def made(ranks=2, parallelisms=(), hosts=1, wire=True):
     seen = [seen_by(rank, parallelisms, tuple(range(ranks)), wire) for rank in range(ranks)]
     measured = summary.summarize(seen)
     measured.hosts = hosts
-    measured.findings.append(summary.Finding('gathered twice: <img src="x">', "train.py:12", 3000))
+    measured.findings.append(summary.StepFinding('gathered twice: <img src="x">', "train.py:12", 3000))
     return measured, seen, sections.summary_page(measured, seen, "train.py")
 
 
@@ -275,7 +275,7 @@ def test_a_receiver_waits_for_its_sender_until_it_sends_and_for_bytes_from_then_
             begin = one.cuts[step - 1].at_s + (0.5 if one.rank == 0 else 0.1)
             kind = "send" if one.rank == 0 else "receive"
             one.calls.append(
-                Call(kind, (0, 1), number, "0", 9, (9,), "float32", *FORWARD[:3], step, begin, place=FORWARD, sent=9.0,
+                Call(kind, (0, 1), number, "0", 9, (9,), "float32", *FORWARD[:3], step, begin, site=FORWARD, sent=9.0,
                      gloo_bytes=9.0)
             )  # fmt: skip
             if one.rank == 1:
@@ -299,7 +299,7 @@ def test_a_reckoned_step_and_a_planned_memory_stand_on_the_page_and_say_what_the
     measured, seen, plain = made(2, of("DDP", (0, 1)))
     assert "On H100" not in plain
     times = [summary.Times(rank, 0.25, 0.125, 0.0625, 0.03, 0.0, 0.0625) for rank in range(2)]
-    measured.predicted = summary.ReplayedStep("H100", "450 GB/s <a GPU>", times, 0.1875, ["no time for data"])
+    measured.replayed = summary.ReplayedStep("H100", "450 GB/s <a GPU>", times, 0.1875, ["no time for data"])
     measured.memory["full_size"] = {
         "model": "llama3-8b", "gpus": 64, "layout": "DP64", "peak_bytes": 20 * 10**9, "why_not": "",
         "kinds": {"parameters": 16 * 10**9}, "measured": {"parameters": {"peak": 4000, "most": 5000}},

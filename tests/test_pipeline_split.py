@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from pardemo.meters import Timeline
-from pardemo.meters.pace import PaddedModule
+from pardemo.meters.padding import PaddedModule
 from pardemo.pipeline_parallel.split import SplitBackward
 from pardemo.small_models import gpt
 
@@ -141,5 +141,5 @@ def test_a_paced_module_waits_for_its_weights_in_the_second_part():
     assert torch.equal(module.weight.grad, torch.ones(4, 8).t() @ x)
     with pytest.raises(ValueError, match=r"weights.*gradients"):
         PaddedModule(nn.ReLU(), weights_s=0.1)
-    with pytest.raises(ValueError, match=r"pace.*0.*-1"):
+    with pytest.raises(ValueError, match=r"padded.*0.*-1"):
         PaddedModule(nn.ReLU(), weights_s=-1)

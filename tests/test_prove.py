@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from pardemo import cli
 from pardemo.prove import Parallel, prove
 from pardemo.prove import script as prove_script
-from pardemo.script.compare import checks, layouts, proof, runs
+from pardemo.script.compare import checks, proof, run_layouts, runs
 
 SGD = partial(torch.optim.SGD, lr=0.01, momentum=0.9)
 
@@ -317,7 +317,7 @@ def test_ranges_of_flat_parameters_are_compared_in_full(recorded_runs):
 def test_a_rank_gets_its_samples_in_order():
     from pardemo.script.compare.prove_function import part
 
-    _, cut, plain = layouts.for_function(["ranks=1", "ranks=4 tp=2", {"ranks": 4}])
+    _, cut, plain = run_layouts.for_function(["ranks=1", "ranks=4 tp=2", {"ranks": 4}])
     batch = {"x": torch.arange(8), "pair": (torch.arange(8), torch.tensor(3)), "name": "n"}
     assert [part(batch, cut, rank)["x"].tolist() for rank in range(4)] == [[0, 1, 2, 3]] * 2 + [[4, 5, 6, 7]] * 2
     assert [part(batch, plain, rank)["x"].tolist() for rank in range(4)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
@@ -407,7 +407,7 @@ def test_a_script_without_a_seed_begins_with_the_same_parameters_on_all_ranks(sc
     assert "init_sync" in text
     (script / "train.py").write_text(text)
     texts, line = ["ranks=1 batch=8", "ranks=2 batch=4"], ["train.py", "--batch", "{batch}"]
-    made = proof.scripts(layouts.from_texts(texts, line), runs.Options(steps=1))
+    made = proof.compare_layouts(run_layouts.from_texts(texts, line), runs.RunOptions(steps=1))
     assert made.equal, str(made)
 
 
@@ -437,7 +437,7 @@ def test_accelerate_trains_as_one_process(script):
     (script / "train.py").write_text(ACCELERATE)
     texts = ["ranks=1 batch=8 accumulate=1", "ranks=2 batch=2 accumulate=2"]
     line = ["train.py", "--batch", "{batch}", "--accumulate", "{accumulate}"]
-    made = proof.scripts(layouts.from_texts(texts, line), runs.Options(steps=2, double=True))
+    made = proof.compare_layouts(run_layouts.from_texts(texts, line), runs.RunOptions(steps=2, double=True))
     assert made.equal, str(made)
 
 
@@ -469,7 +469,9 @@ for step in range(4):
 def test_accelerates_fsdp2_recomputes_in_fp64(script):
     (script / "train.py").write_text(SHARDED_BY_ACCELERATE)
     texts = ["ranks=1 accumulate=1", "ranks=2 accumulate=1", "ranks=2 accumulate=2"]
-    made = proof.scripts(layouts.from_texts(texts, ["train.py", "{accumulate}"]), runs.Options(steps=2, double=True))
+    made = proof.compare_layouts(
+        run_layouts.from_texts(texts, ["train.py", "{accumulate}"]), runs.RunOptions(steps=2, double=True)
+    )
     assert made.equal, str(made)
 
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from pardemo import cli
 from pardemo.prove import ProveError, prove, script
-from pardemo.script.compare import layouts
+from pardemo.script.compare import run_layouts
 from pardemo.script.record import rank_record
 
 #: A script that trains on 2 ranks as on one; what stands for ``MODEL``, ``INPUT`` and ``SETUP`` is bad.
@@ -174,7 +174,7 @@ def test_any_text_is_read_or_refused_in_one_line(tmp_path_factory, text):
     file = tmp_path_factory.getbasetemp() / "any.toml"
     file.write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=r"any\.toml") as caught:  # no text drawn here is a proof
-        layouts.from_file(str(file))
+        run_layouts.from_file(str(file))
     assert "\n" not in str(caught.value)
 
 
@@ -182,7 +182,7 @@ def test_any_text_is_read_or_refused_in_one_line(tmp_path_factory, text):
 def test_any_layout_is_read_or_refused_in_one_line(text):
     said = ""
     try:
-        made = layouts.for_function(["ranks=1 name=first", text])
+        made = run_layouts.for_function(["ranks=1 name=first", text])
     except ValueError as error:
         said = str(error)
     assert "\n" not in said
@@ -361,4 +361,4 @@ def test_an_engine_that_returns_no_module_or_fails():
         r"the training: rank 0 raised KeyError: 'absent', at test_prove_bad_input.py:\d+",
         made.failed["ranks=2 engine=absent"],
     )
-    assert "Traceback" in made.details["ranks=2 engine=absent"]
+    assert "Traceback" in next(one.details for one in made.layouts if one.name == "ranks=2 engine=absent")

@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pardemo.script.compare import across_layouts, checks, findings, gradient_causes
-from pardemo.script.compare.across_layouts import UnexplainedGradients
-from pardemo.script.compare.differences import ComparedOutput, Difference, StepComparison
+from pardemo.script.compare.differences import ComparedOutput, Finding, StepComparison, UnexplainedGradients
 from pardemo.script.compare.findings import clipping_sentence
-from pardemo.script.compare.layouts import RunLayout, distinct_digits
 from pardemo.script.compare.pairs import compare_pair
 from pardemo.script.compare.parameter_map import Part, map_parameters
+from pardemo.script.compare.results import LayoutResult
+from pardemo.script.compare.run_layouts import RunLayout, distinct_digits
+from pardemo.script.compare.step_pair import StepPair
 from pardemo.script.record.rank_record import LossCall, Mask, MicroBatch, ParameterShard, Step
 
 TOLERANCE = 1e-9
@@ -33,7 +34,7 @@ def of(reference, ours, name="layers.0.weight", versions=None):
     return compare_pair(name, reference, ours, covered, floor, TOLERANCE, apart)
 
 
-def facts(*pairs, ranks=4, step=0, **more):
+def comparison(*pairs, ranks=4, step=0, **more):
     values = {"ranks": ranks, **{key: more.pop(key) for key in list(more) if key in ("tp", "pp", "cp", "accumulate")}}
     made = StepComparison(RunLayout(ranks, values), step, TOLERANCE, order={"layers.0": 0, "head": 1}, **more)
     made.gradients = {one.name: one for one in pairs}
@@ -42,7 +43,7 @@ def facts(*pairs, ranks=4, step=0, **more):
 
 def says(cause, *pairs, ours=(), truth=None, **more):
     steps = {"steps": list(ours) or [Step(losses=[1.0])], "reference_step": truth or Step(losses=[1.0])}
-    return cause.explains(pairs, facts(*pairs, **steps, **more))
+    return cause.explains(pairs, comparison(*pairs, **steps, **more))
 
 
 G = drawn(6, 4)
@@ -242,7 +243,7 @@ MULTIPLES = [
 def test_multiples(layout, factor, how, name):
     wrong = of(G, factor * G)
     right = [of(G, G, f"head.{number}") for number in range(9)] if how.get("others") else []
-    cause, why = gradient_causes.multiple_cause([wrong], facts(wrong, *right, **layout))
+    cause, why = gradient_causes.multiple_cause([wrong], comparison(wrong, *right, **layout))
     assert cause == name
     assert why.startswith("×" if factor > 1 else "÷")
 
@@ -251,7 +252,7 @@ def test_multiples(layout, factor, how, name):
 @settings(deadline=None, max_examples=60)
 def test_a_factor_with_a_rest_is_no_multiple(factor, noise, ranks):
     wrong = of(G, factor * G + noise * drawn(6, 4, seed=11))
-    assert gradient_causes.multiple_cause([wrong], facts(wrong, ranks=ranks)) is None
+    assert gradient_causes.multiple_cause([wrong], comparison(wrong, ranks=ranks)) is None
 
 
 _OFTEN = st.sampled_from([number**power for number in range(2, 9) for power in (-2, -1, 1, 2)])
@@ -261,7 +262,7 @@ _OFTEN = st.sampled_from([number**power for number in range(2, 9) for power in (
 @settings(deadline=None, max_examples=100)
 def test_a_factor_that_is_no_number_of_the_layout_has_no_name(factor, ranks):
     wrong = of(G, factor * G)
-    named = gradient_causes.multiple_cause([wrong], facts(wrong, ranks=ranks))
+    named = gradient_causes.multiple_cause([wrong], comparison(wrong, ranks=ranks))
     numbers = (ranks, 1 / ranks)
     assert (named is not None) == any(math.isclose(factor, number, rel_tol=1e-5) for number in numbers)
 
@@ -275,7 +276,7 @@ def test_what_is_made_wrong_is_never_told_as_something_else(ranks, seed, gathere
     wrong = of(mean, sum(parts)) if gathered else of(mean, parts[0], versions=kept_apart(parts))
     told = {one.name for one in gradient_causes.BY_PARAMETER if says(one, wrong, ranks=ranks)}
     assert told == (set() if gathered else {"not-summed"})
-    named = gradient_causes.multiple_cause([wrong], facts(wrong, ranks=ranks))
+    named = gradient_causes.multiple_cause([wrong], comparison(wrong, ranks=ranks))
     assert (named[0] if named else "") == ("sum-for-mean" if gathered else "")
 
 
@@ -285,7 +286,7 @@ def test_what_is_made_wrong_is_never_told_as_something_else(ranks, seed, gathere
 def stepped(factor, rest=0.0, norm=7.8, step=0):
     """All updates are the reference's times a factor."""
     pairs = [of(one, factor * one + rest * drawn(6, 4, seed=9), name) for name, one in (("a.b", G), ("c.d", 2 * G))]
-    made = facts(*pairs, step=step, norms=[norm] * (step + 1))
+    made = comparison(*pairs, step=step, norms=[norm] * (step + 1))
     made.updates = {one.name: one for one in pairs}
     return made, pairs
 
@@ -302,7 +303,7 @@ def test_a_clip_that_one_way_alone_has(limit, over, here):
 @pytest.mark.parametrize("optimizer", ["Muon", "AdamW DistMuon", "SGD"])
 def test_an_optimizer_of_whole_matrices_that_steps_with_parts(optimizer):
     step = of(G, drawn(6, 4, seed=3))
-    made = facts(optimizer=optimizer, cut={step.name})
+    made = comparison(optimizer=optimizer, cut={step.name})
     made.updates = {step.name: step}
     (found,) = findings.update_findings(made, lambda pairs: False)
     assert (found.cause, "Muon needs the whole matrix" in found.why) == ("optimizer-state", optimizer != "SGD")
@@ -310,7 +311,7 @@ def test_an_optimizer_of_whole_matrices_that_steps_with_parts(optimizer):
 
 @pytest.mark.parametrize("optimizer", ["FusedAdam", "MyOwn AdamW", "PagedLion8bit", "SGD"])
 def test_a_multiple_that_the_step_takes_out_again_is_wrong(optimizer):
-    made = facts(of(G, 4 * G), optimizer=optimizer)
+    made = comparison(of(G, 4 * G), optimizer=optimizer)
     made.updates = {"layers.0.weight": of(G, G)}
     assert findings.wrong_gradients(made) == (set() if optimizer == "SGD" else {"layers.0.weight"})
 
@@ -357,13 +358,13 @@ def losses(made, wanted=1.0):
 def test_the_loss_itself():
     last, inner = of(G, drawn(6, 4, seed=13), "head.weight"), of(G, G)
     wrong = gradient_causes.loss_itself
-    off = wrong.explains([last], facts(last, inner, **losses(1.7)))
+    off = wrong.explains([last], comparison(last, inner, **losses(1.7)))
     assert "is 1.7 where the reference's is 1" in off
-    right = wrong.explains([last], facts(last, inner, **losses(1.0)))
+    right = wrong.explains([last], comparison(last, inner, **losses(1.0)))
     assert "the loss's backward pass, or by what is done to all gradients" in right
     before = of(G, drawn(6, 4, seed=13))
     after = of(G, G, "head.weight")
-    assert wrong.explains([before], facts(before, after, **losses(1.0))) is None
+    assert wrong.explains([before], comparison(before, after, **losses(1.0))) is None
 
 
 # --- what two layouts say together
@@ -371,7 +372,7 @@ def test_the_loss_itself():
 
 def left_open(name, part, share, reference=G, loss=(1.0, 1.0, 2.0)):
     wrong = of(reference, reference + share * part)
-    found = Difference(name, 1, "gradients", "", "nobody here knows why", parameters=(wrong.name,), module="layers.0")
+    found = Finding(name, 1, "gradients", "", "nobody here knows why", parameters=(wrong.name,), module="layers.0")
     return UnexplainedGradients(found, (wrong,), TOLERANCE, loss)
 
 
@@ -379,9 +380,20 @@ TWO = [RunLayout(2, {"ranks": 2, "tp": 2}), RunLayout(4, {"ranks": 4, "tp": 4})]
 PART = drawn(6, 4, seed=14)
 
 
+def explained_across(cases, layouts=TWO):
+    """The causes of what layouts leave open, when they are compared with one another."""
+    results = [
+        LayoutResult(layout, findings=[case.finding], left_open=case)
+        for layout, case in zip(layouts, cases, strict=True)
+    ]
+    across_layouts.explain_across(results)
+    return [finding.cause for result in results for finding in result.findings]
+
+
 def together(shares, **more):
-    left = {one.name: left_open(one.name, PART, share, **more) for one, share in zip(TWO, shares, strict=True)}
-    return [one.cause for one in across_layouts.explain_across([one.finding for one in left.values()], left, TWO)]
+    return explained_across(
+        [left_open(layout.name, PART, share, **more) for layout, share in zip(TWO, shares, strict=True)]
+    )
 
 
 def test_a_part_of_the_gradient_counted_for_each_rank():
@@ -393,17 +405,14 @@ def test_a_part_of_the_gradient_counted_for_each_rank():
 
 def test_differences_that_are_not_the_same_tensor_are_not_explained_together():
     first, second = left_open(TWO[0].name, PART, 1), left_open(TWO[1].name, drawn(6, 4, seed=15), 3)
-    left = {TWO[0].name: first, TWO[1].name: second}
-    assert [one.cause for one in across_layouts.explain_across([first.finding, second.finding], left, TWO)] == ["", ""]
+    assert explained_across([first, second]) == ["", ""]
 
 
 def test_a_layout_in_which_that_number_is_1_has_to_be_right():
     alone = RunLayout(2, {"ranks": 2, "accumulate": 2})
     layouts = [RunLayout(4, {"ranks": 4, "tp": 2, "dp": 2}), RunLayout(4, {"ranks": 4, "tp": 4, "dp": 1}), alone]
-    left = {one.name: left_open(one.name, PART, share) for one, share in zip(layouts, (1, 3, 1), strict=True)}
-    assert all(
-        one.cause == "" for one in across_layouts.explain_across([one.finding for one in left.values()], left, layouts)
-    )
+    cases = [left_open(layout.name, PART, share) for layout, share in zip(layouts, (1, 3, 1), strict=True)]
+    assert explained_across(cases, layouts) == ["", "", ""]
 
 
 # --- outputs
@@ -414,7 +423,7 @@ def parted(difference, reference, kind="Linear", rank=0, inputs=None):
 
 
 def outputs_of(*wrong, **layout):
-    return findings.output_finding(facts(**layout), list(wrong)).cause
+    return findings.output_finding(comparison(**layout), list(wrong)).cause
 
 
 R = drawn(8, 3, seed=16)
@@ -438,7 +447,7 @@ def test_outputs():
 
 def test_weights_that_are_another_parameters():
     moved = {"head.q.weight": "head.k.weight", "layers.0.q.weight": "layers.0.k.weight"}
-    found = findings.output_finding(facts(moved=moved), [parted(ELSEWHERE, R)])
+    found = findings.output_finding(comparison(moved=moved), [parted(ELSEWHERE, R)])
     assert (found.cause, found.module) == ("initial-parameters", "layers.0.q")
     assert found.parameters == ("layers.0.q.weight", "head.q.weight"), "by the order in which their modules run"
 
@@ -527,6 +536,6 @@ def test_masks(what):
     run = SimpleNamespace(
         records=[SimpleNamespace(steps=[step]) for step in steps], layout=SimpleNamespace(name="ranks=2")
     )
-    found = checks.mask_findings(run, 0)
+    found = checks.mask_findings(StepPair(None, run, 0))
     assert [(one.cause, one.why.rpartition(" draw ")[0]) for one in found] == wanted
     assert {one.module for one in found} <= {"layers.0.drop"}

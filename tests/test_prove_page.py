@@ -13,7 +13,7 @@ from conftest import fenced
 
 from pardemo import project
 from pardemo.script.compare import proof, reference, runs
-from pardemo.script.compare.layouts import SIZES
+from pardemo.script.compare.run_layouts import SIZES
 from pardemo.script.record import parameters, rank_record
 
 ROOT = project.PACKAGE.parent
@@ -21,6 +21,8 @@ PROVE = project.PACKAGE / "script"
 PAGE = (ROOT / "docs" / "prove.md").read_text(encoding="utf-8")
 #: Modules that make findings.
 MODULES = "findings gradient_causes initial_parameters across_layouts checks samples comparison"
+#: What makes findings, and which of its arguments is the cause.
+CAUSE_ARGUMENT = {"Finding": 3, "step_pair.finding": 1, "_finding": 2, "_update_finding": 2, "_cause": 0}
 MAKERS = [PROVE / "compare" / f"{name}.py" for name in MODULES.split()]
 
 
@@ -51,7 +53,7 @@ def texts(node: ast.expr | None) -> Iterator[str]:
 def named_by(node: ast.AST) -> Iterator[str]:
     """Texts that stand where a cause's name does: an argument of a finding's or a cause's, what is returned."""
     if isinstance(node, ast.Call):
-        place = {"Difference": 3, "_finding": 2, "_update_finding": 2, "_cause": 0}.get(ast.unparse(node.func))
+        place = CAUSE_ARGUMENT.get(ast.unparse(node.func))
         yield from texts(node.args[place]) if place is not None and len(node.args) > place else ()
         for keyword in node.keywords:
             yield from texts(keyword.value) if keyword.arg == "cause" else ()
@@ -95,7 +97,7 @@ def test_each_cause_of_a_stop_has_a_row_and_each_row_a_cause():
         node.args[place].value
         for path in (PROVE / "resume").glob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Call) and (place := {"Difference": 3, "resumed.add": 1}.get(ast.unparse(node.func)))
+        if isinstance(node, ast.Call) and (place := {"Finding": 3, "resumed.add": 1}.get(ast.unparse(node.func)))
         for argument in [node.args[place]]
         if isinstance(argument, ast.Constant) and argument.value
     }
@@ -134,7 +136,7 @@ def test_numbers_are_the_codes():
     assert f"up to {proof.IN_FULL // 1_000_000} million numbers" in PAGE
     assert f"each block of {rank_record.BLOCK} × {rank_record.BLOCK}" in PAGE
     assert f"of more than {parameters.LARGEST_BUFFER:,} numbers" in PAGE
-    assert f"`--timeout` ({runs.Options().timeout_s:g} s)" in PAGE
+    assert f"`--timeout` ({runs.RunOptions().timeout_s:g} s)" in PAGE
     assert all(f"`{size}`" in PAGE for size in SIZES)
 
 

@@ -18,7 +18,7 @@ import torch
 from conftest import few, says
 
 from pardemo import cli, compat
-from pardemo.script.compare import layouts, runs
+from pardemo.script.compare import run_layouts, runs
 from pardemo.script.compare.runs import ProveError
 from pardemo.script.record.parameters import living_optimizers, noting_optimizers
 from pardemo.script.record.rank_record import MicroBatch, RankRecord, Step
@@ -177,11 +177,11 @@ def test_a_script_that_does_not_end_in_its_time_of_grace_is_killed_and_that_is_t
 def test_a_launcher_that_fails_before_it_is_killed_says_why(tmp_path):
     script = tmp_path / "train.py"
     script.write_text("raise OSError('address in use')\n")
-    layout = layouts.RunLayout(2, {}, (str(script),))
+    layout = run_layouts.RunLayout(2, {}, (str(script),))
     stop = stops.Stop("launcher", 3, "step", (0, 1))
     place = tmp_path / "place"
     place.mkdir()
-    told = trials.run_and_kill(layout, runs.Options(timeout_s=60), place, stop, tmp_path / "saves")
+    told = trials.run_and_kill(layout, runs.RunOptions(timeout_s=60), place, stop, tmp_path / "saves")
     assert told.startswith("before the stop, train.py: "), told
     assert "OSError: address in use" in told
 
@@ -257,7 +257,7 @@ def test_optimizers_that_are_read_from_a_file_are_known_once():
 
 def test_a_run_that_ends_otherwise_than_by_its_stop_is_not_judged():
     stop, other = (stops.Stop(kind, 3, "step", (0, 1)) for kind in ("all", "term"))
-    layout = layouts.RunLayout(2, {}, ("train.py",))
+    layout = run_layouts.RunLayout(2, {}, ("train.py",))
     steps = [Step() for _ in range(8)]
     whole = runs.Run(layout, [RankRecord(rank, "end", steps, [], [], []) for rank in range(2)])
     ended = runs.Run(layout, [], "train.py: rank 0 raised OSError: address in use")
@@ -304,7 +304,7 @@ def test_samples_that_other_ranks_have_or_that_come_in_another_order():
             RankRecord(rank, "end", [Step([MicroBatch(list(samples), [])]) for samples in steps], [], [], [])
             for rank, steps in enumerate(ranks)
         ]
-        return runs.Run(layouts.RunLayout(2, {}, ("train.py",)), records)
+        return runs.Run(run_layouts.RunLayout(2, {}, ("train.py",)), records)
 
     first = run(("ab", "cd", "ef"), ("gh", "ij", "kl"))
     assert judge.ranks_difference(first, run(("cd", "ef"), ("ij", "kl")), 1) == ("", 0)
@@ -316,7 +316,7 @@ def test_samples_that_other_ranks_have_or_that_come_in_another_order():
 
 def test_activations_are_no_samples():
     first, later = Step([MicroBatch(["a", "b"], "", [])]), Step([MicroBatch(["c", "d"], "", [], activations=True)])
-    layout = layouts.RunLayout(2, {}, ("train.py",))
+    layout = run_layouts.RunLayout(2, {}, ("train.py",))
     records = [RankRecord(rank, "end", [step], [], [], []) for rank, step in enumerate((first, later))]
     assert judge.samples_by_step(runs.Run(layout, records)) == [Counter("ab")]
     wanted = [RankRecord(rank, "end", [later], [], [], []) for rank in range(2)]

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pardemo.script.runtime.runner import ScriptError as ScriptError
     from pardemo.script.step.measurement import script as script
-    from pardemo.script.step.summary import Finding as Finding
+    from pardemo.script.step.summary import StepFinding as StepFinding
     from pardemo.script.step.summary import Summary as Summary
 
 #: Public names, and their modules in :mod:`pardemo.script`, which load torch and are imported when asked for.
 _HOME = {
     "ScriptError": "runtime.runner",
     "script": "step.measurement",
-    "Finding": "step.summary",
+    "StepFinding": "step.summary",
     "Summary": "step.summary",
 }
 

@@ -18,7 +18,7 @@ from pardemo import groups
 from pardemo.cluster import Cluster, tiers
 from pardemo.collectives import ring_all_reduce
 from pardemo.data_parallel import BucketedDataParallel
-from pardemo.meters.pace import PaddedModule
+from pardemo.meters.padding import PaddedModule
 from pardemo.pipeline_parallel import Pipeline, Schedule, cut_by_layers, one_f_one_b
 from pardemo.planner.hardware import Gpu
 from pardemo.planner.layouts.job import Job

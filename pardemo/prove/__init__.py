@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pardemo.script.compare.proof import script as script
-    from pardemo.script.compare.proof import scripts as scripts
     from pardemo.script.compare.prove_function import Parallel as Parallel
     from pardemo.script.compare.prove_function import prove as prove
     from pardemo.script.compare.results import Proof as Proof
@@ -21,7 +20,6 @@ _HOME = {
     "Parallel": "compare.prove_function",
     "prove": "compare.prove_function",
     "script": "compare.proof",
-    "scripts": "compare.proof",
     "Proof": "compare.results",
     "ProveError": "compare.runs",
     "stopped": "resume.trials",

@@ -79,7 +79,7 @@ def cases() -> list[Case]:
 
 def proven(case: Case, texts: tuple[str, ...]):
     """The proof of a list of layouts; a name that a layout leaves out has the first layout's value, or the script's."""
-    from pardemo.script.compare import layouts, proof, runs
+    from pardemo.script.compare import proof, run_layouts, runs
 
     keys = sorted({word.partition("=")[0] for text in texts for word in text.split()} - {"ranks"})
     defaults = {key: default(case.script, key) for key in keys}
@@ -88,9 +88,9 @@ def proven(case: Case, texts: tuple[str, ...]):
         own = dict(word.split("=", 1) for word in text.split())
         full.append(" ".join(f"{key}={value}" for key, value in {"ranks": 1, **defaults, **own}.items()))
     line = [os.path.relpath(case.script), *(f"--{key}={{{key}}}" for key in keys)]
-    options = runs.Options(double=case.double, timeout_s=120)
+    options = runs.RunOptions(double=case.double, timeout_s=120)
     with contextlib.redirect_stdout(io.StringIO()):
-        return proof.scripts(layouts.from_texts(full, line), options)
+        return proof.compare_layouts(run_layouts.from_texts(full, line), options)
 
 
 def default(script: Path, key: str) -> str:

@@ -74,14 +74,14 @@ def cases() -> list[Case]:
 
 def proven(case: Case, mended: bool):
     """The proof of a case's script in its layouts, in fp64 unless it says otherwise."""
-    from pardemo.script.compare import layouts, proof, runs
+    from pardemo.script.compare import proof, run_layouts, runs
 
     keys = sorted({word.partition("=")[0] for text in case.layouts for word in text.split()} - {"ranks"})
     line = [os.path.relpath(case.script), *(part for key in keys for part in (f"--{key}", f"{{{key}}}"))]
     line += ["--mended"] if mended else []
-    options = runs.Options(steps=case.steps, double=case.double, timeout_s=60)
+    options = runs.RunOptions(steps=case.steps, double=case.double, timeout_s=60)
     with contextlib.redirect_stdout(io.StringIO()):
-        return proof.scripts(layouts.from_texts(case.layouts, line), options)
+        return proof.compare_layouts(run_layouts.from_texts(case.layouts, line), options)
 
 
 def outcome(case: Case) -> dict[str, Any]:

@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 import torch
 
+from pardemo.script.compare.closeness import near_in_norm
 from pardemo.script.compare.differences import StepComparison
-from pardemo.script.compare.layouts import distinct_digits, layout_factor, size_text
 from pardemo.script.compare.pairs import Pair
+from pardemo.script.compare.run_layouts import distinct_digits, layout_factor, size_text
 from pardemo.world.errors import ranks_text
 
 
@@ -23,20 +24,9 @@ def _cause(name: str) -> Callable[[Callable[[Sequence[Pair], StepComparison], st
     return lambda explains: Cause(name, explains)
 
 
-def is_near(a: torch.Tensor, b: torch.Tensor, tolerance: float, scale: float | None = None) -> bool:
-    """Whether two tensors are the same up to a part of the second's norm."""
-    size = float(b.double().norm()) if scale is None else scale
-    return float((a.double() - b.double()).norm()) <= tolerance * max(size, 1e-300)
-
-
-def predicate_tolerance(facts: StepComparison) -> float:
-    """Returns a predicate's tolerance: ten times a comparison's, since predicates compute with both tensors."""
-    return facts.tolerance * 10
-
-
-def plain_limit(facts: StepComparison) -> float:
+def plain_limit(comparison: StepComparison) -> float:
     """Returns the rest up to which a gradient counts as a multiple of the reference's."""
-    return min(max(facts.tolerance * 100, 1e-6), 0.1)
+    return min(max(comparison.tolerance * 100, 1e-6), 0.1)
 
 
 def ranks_of(pairs: Iterable[Pair]) -> set[int]:
@@ -45,11 +35,11 @@ def ranks_of(pairs: Iterable[Pair]) -> set[int]:
 
 
 @_cause("mean-of-means")
-def mean_of_means(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
+def mean_of_means(pairs: Sequence[Pair], comparison: StepComparison) -> str | None:
     """Parts with different numbers of tokens weigh the same."""
     by_rank: list[tuple[int, float]] = []
     by_micro_batch: list[tuple[int, float]] = []
-    with_loss = [step for step in facts.steps if step.losses]  # a pipeline's other stages have none
+    with_loss = [step for step in comparison.steps if step.losses]  # a pipeline's other stages have none
     for step in with_loss:
         counts: dict[int, int] = {}
         for call in step.loss_calls:
@@ -58,20 +48,20 @@ def mean_of_means(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
             return None
         by_micro_batch += zip(counts.values(), step.losses, strict=True)
         by_rank.append((sum(counts.values()), sum(step.losses)))
-    return _weighed_text(by_micro_batch, facts, max(len(with_loss), 1)) or _weighed_text(by_rank, facts, 1)
+    return _weighed_text(by_micro_batch, comparison, max(len(with_loss), 1)) or _weighed_text(by_rank, comparison, 1)
 
 
-def _weighed_text(parts: Sequence[tuple[int, float]], facts: StepComparison, ranks: int) -> str | None:
+def _weighed_text(parts: Sequence[tuple[int, float]], comparison: StepComparison, ranks: int) -> str | None:
     """Says whether parts' losses, each with its number of targets, make the reference's when they are weighed by it."""
     counts, values = [count for count, _ in parts], [value for _, value in parts]
-    wanted = sum(facts.reference_step.losses)
+    wanted = sum(comparison.reference_step.losses)
     if not wanted or len(set(counts)) < 2 or not sum(counts) or not all(map(math.isfinite, values)):
         return None
     plain = sum(values) / len(values)
     weighted = sum(n * v for n, v in zip(counts, values, strict=True)) / sum(counts)
     for times in (1, len(values) / ranks, ranks, len(values)):
-        if math.isclose(times * weighted, wanted, rel_tol=max(facts.tolerance * 10, 1e-6)) and not math.isclose(
-            times * plain, wanted, rel_tol=max(facts.tolerance * 10, 1e-6)
+        if math.isclose(times * weighted, wanted, rel_tol=max(comparison.tolerance * 10, 1e-6)) and not math.isclose(
+            times * plain, wanted, rel_tol=max(comparison.tolerance * 10, 1e-6)
         ):
             return (
                 f"parts with {min(counts)} to {max(counts)} targets weigh the same: weighed by their targets, the "
@@ -81,16 +71,16 @@ def _weighed_text(parts: Sequence[tuple[int, float]], facts: StepComparison, ran
 
 
 @_cause("loss")
-def loss_itself(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
+def loss_itself(pairs: Sequence[Pair], comparison: StepComparison) -> str | None:
     """Outputs are right, and what is made of them is not: the loss, or its backward pass."""
-    text = _losses_within_a_group(facts) or _loss_text(facts)
-    bare = next((name for name in facts.gradients if name.startswith("optimizer.")), "")
+    text = _losses_within_a_group(comparison) or _loss_text(comparison)
+    bare = next((name for name in comparison.gradients if name.startswith("optimizer.")), "")
     if text and bare:
         return f"{text}; the outputs of modules are right, and nothing is seen of what {bare} is used for, in no module"
     if text:
         return f"{text}; the outputs are right"
-    last = max(facts.gradients, key=lambda name: facts.place(name.rpartition(".")[0]), default="")
-    if last in {pair.name for pair in pairs} and math.isfinite(sum(facts.reference_step.losses)):
+    last = max(comparison.gradients, key=lambda name: comparison.position(name.rpartition(".")[0]), default="")
+    if last in {pair.name for pair in pairs} and math.isfinite(sum(comparison.reference_step.losses)):
         return (
             "the outputs and the loss are right, and gradients are wrong from the last module on: by the loss's "
             "backward pass, or by what is done to all gradients before the step"
@@ -98,13 +88,13 @@ def loss_itself(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
     return None
 
 
-def _losses_within_a_group(facts: StepComparison) -> str | None:
-    for rank, step in enumerate(facts.steps):
-        for other, earlier in enumerate(facts.steps[:rank]):
+def _losses_within_a_group(comparison: StepComparison) -> str | None:
+    for rank, step in enumerate(comparison.steps):
+        for other, earlier in enumerate(comparison.steps[:rank]):
             same = [m.samples for m in step.micro_batches] == [m.samples for m in earlier.micro_batches]
             if same and step.micro_batches and len(step.losses) == len(earlier.losses) and step.losses:
                 off = max(abs(a - b) for a, b in zip(step.losses, earlier.losses, strict=True))
-                if off > facts.tolerance * 10 * max(map(abs, step.losses)):
+                if off > comparison.tolerance * 10 * max(map(abs, step.losses)):
                     return (
                         f"{ranks_text([other, rank])} have the same samples, and differentiate different losses: "
                         f"{earlier.losses[0]:.6g} and {step.losses[0]:.6g}"
@@ -112,13 +102,13 @@ def _losses_within_a_group(facts: StepComparison) -> str | None:
     return None
 
 
-def _loss_text(facts: StepComparison) -> str | None:
-    sums, wanted = facts.losses, sum(facts.reference_step.losses)
+def _loss_text(comparison: StepComparison) -> str | None:
+    sums, wanted = comparison.losses, sum(comparison.reference_step.losses)
     if not sums or not wanted:
         return None
     loss = min(sum(sums) / len(sums), sum(sums), key=lambda loss: abs(loss - wanted))  # of ranks, or of their parts
-    named = layout_factor(facts.layout, loss / wanted, 1e-4)
-    if math.isclose(loss, wanted, rel_tol=facts.tolerance * 10) or named:
+    named = layout_factor(comparison.layout, loss / wanted, 1e-4)
+    if math.isclose(loss, wanted, rel_tol=comparison.tolerance * 10) or named:
         return None
     return f"the loss that is differentiated is {loss:.6g} where the reference's is {wanted:.6g}"
 
@@ -128,7 +118,7 @@ _TYPES = (("bf16", 8), ("fp16", 11), ("fp32", 24))
 
 
 @_cause("precision")
-def precision(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
+def precision(pairs: Sequence[Pair], comparison: StepComparison) -> str | None:
     """All elements are the reference's, rounded to fewer bits."""
     worst = 0.0
     for pair in pairs:
@@ -140,16 +130,18 @@ def precision(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
         worst = max(worst, float(off.max()) if off.numel() else 0.0)
     for type_, bits in _TYPES:
         # a sum of rounded numbers is off by some roundings, as much as 16
-        if facts.tolerance < worst < 2.0 ** -(bits - 4) and all(_has_bits(pair, bits, facts) for pair in pairs):
+        if comparison.tolerance < worst < 2.0 ** -(bits - 4) and all(
+            _has_bits(pair, bits, comparison) for pair in pairs
+        ):
             return f"each element is off by at most {worst:.1e} of itself: rounded to {type_} on the way"
     return None
 
 
-def _has_bits(pair: Pair, bits: int, facts: StepComparison) -> bool:
+def _has_bits(pair: Pair, bits: int, comparison: StepComparison) -> bool:
     """Whether each number has no more bits than these, as it is or before it was divided by ranks."""
     values = pair.candidate[pair.covered].double()
     values = values[values != 0]
-    for times in (1, *facts.layout.sizes.values()):
+    for times in (1, *comparison.layout.sizes.values()):
         mantissa, _ = torch.frexp(values * times)
         steps = mantissa * 2.0**bits
         if bool(((steps - steps.round()).abs() <= 1e-3).all()):
@@ -158,20 +150,20 @@ def _has_bits(pair: Pair, bits: int, facts: StepComparison) -> bool:
 
 
 @_cause("wrong-norm")
-def own_norm(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
+def own_norm(pairs: Sequence[Pair], comparison: StepComparison) -> str | None:
     """Clipped more often than the reference; or all have one factor, where the reference's norm is always the limit."""
-    times = max(len(step.clips) for step in facts.steps)
-    norms = [clip for step in facts.steps for clip in step.clips]  # one for all: each part of them is clipped once
-    if times > max(len(facts.reference_step.clips), 1) and not math.isclose(min(norms), max(norms), rel_tol=1e-6):
+    times = max(len(step.clips) for step in comparison.steps)
+    norms = [clip for step in comparison.steps for clip in step.clips]  # one for all: each part of them is clipped once
+    if times > max(len(comparison.reference_step.clips), 1) and not math.isclose(min(norms), max(norms), rel_tol=1e-6):
         return f"gradients are clipped {times} times in a step, each time what is there by then"
-    wanted = math.sqrt(sum(float(p.reference.double().square().sum()) for p in facts.gradients.values()))
-    whole_norm = math.sqrt(sum(float(p.candidate.double().square().sum()) for p in facts.gradients.values()))
+    wanted = math.sqrt(sum(float(p.reference.double().square().sum()) for p in comparison.gradients.values()))
+    whole_norm = math.sqrt(sum(float(p.candidate.double().square().sum()) for p in comparison.gradients.values()))
     if len({round(pair.factor, 6) for pair in pairs}) != 1 or math.isclose(wanted, whole_norm, rel_tol=1e-6):
         return None
-    if len(pairs) < len(facts.gradients) or layout_factor(facts.layout, pairs[0].factor, 1e-4):
+    if len(pairs) < len(comparison.gradients) or layout_factor(comparison.layout, pairs[0].factor, 1e-4):
         return None
-    often = len(facts.norms) > 1 and all(math.isclose(norm, wanted, rel_tol=1e-6) for norm in facts.norms)
-    if not often and not _is_limit(wanted, facts):
+    often = len(comparison.norms) > 1 and all(math.isclose(norm, wanted, rel_tol=1e-6) for norm in comparison.norms)
+    if not often and not _is_limit(wanted, comparison):
         return None  # nothing says that the reference is clipped
     norm_text, wanted_text = distinct_digits(whole_norm, wanted)
     return (
@@ -180,23 +172,23 @@ def own_norm(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
     )
 
 
-def _is_limit(norm: float, facts: StepComparison) -> bool:
+def _is_limit(norm: float, comparison: StepComparison) -> bool:
     """Whether a norm is a number that people write as a limit, of two digits."""
-    return math.isclose(norm, float(f"{norm:.1e}"), rel_tol=min(facts.tolerance * 100, 1e-5))
+    return math.isclose(norm, float(f"{norm:.1e}"), rel_tol=min(comparison.tolerance * 100, 1e-5))
 
 
-def multiple_cause(pairs: Sequence[Pair], facts: StepComparison) -> tuple[str, str] | None:
+def multiple_cause(pairs: Sequence[Pair], comparison: StepComparison) -> tuple[str, str] | None:
     """Names the cause, with a sentence, where gradients are the reference's times a number of the layout."""
-    if any(pair.rest > plain_limit(facts) for pair in pairs):
+    if any(pair.rest > plain_limit(comparison) for pair in pairs):
         return None
-    named = layout_factor(facts.layout, pairs[0].factor, min(max(facts.tolerance * 100, 1e-5), 0.03))
+    named = layout_factor(comparison.layout, pairs[0].factor, min(max(comparison.tolerance * 100, 1e-5), 0.03))
     if named is None:
         return None
-    every = len(pairs) >= 0.9 * len(facts.gradients)
+    every = len(pairs) >= 0.9 * len(comparison.gradients)
     key, text = named.keys[0], named.text
-    if len(named.keys) > 1 and named.number not in (facts.layout.sizes[key] for key in named.keys):
+    if len(named.keys) > 1 and named.number not in (comparison.layout.sizes[key] for key in named.keys):
         return "sum-for-mean" if named.times else "mean-for-sum", text
-    if facts.layout.sizes.get("pp") and key in ("micro_batches", "accumulate", "pp"):
+    if comparison.layout.sizes.get("pp") and key in ("micro_batches", "accumulate", "pp"):
         return "stage-scale", f"{text}: the last stage's loss weighs micro-batches wrongly"
     if key in ("accumulate", "micro_batches"):
         if named.times and not every:
@@ -204,11 +196,11 @@ def multiple_cause(pairs: Sequence[Pair], facts: StepComparison) -> tuple[str, s
         if named.times:
             return "accumulation-not-divided", f"{text}: a sum over micro-batches where a mean was meant"
         return "accumulation-divided-twice", f"{text}: the loss is divided by it twice"
-    if key == "ep" and {pair.name for pair in pairs} <= facts.cut:
+    if key == "ep" and {pair.name for pair in pairs} <= comparison.cut:
         how = "too few ranks: those that have the same experts, and not all" if named.times else "too many ranks"
         return "sum-for-mean" if named.times else "mean-for-sum", f"{text}: a sum is divided by {how}"
     replicas = {"dp", "ranks"} & set(named.keys)  # ranks that have whole models
-    if every or replicas or _held_by_few(pairs, facts):
+    if every or replicas or _held_by_few(pairs, comparison):
         if named.times:
             return "sum-for-mean", f"{text}: a sum over ranks where a mean was meant"
         return "mean-for-sum", f"{text}: a mean over ranks where a sum was meant, or divided by it twice"
@@ -217,15 +209,15 @@ def multiple_cause(pairs: Sequence[Pair], facts: StepComparison) -> tuple[str, s
     return "mean-for-sum", f"{text}: divided by the {size_text(key)} once too often"
 
 
-def _held_by_few(pairs: Sequence[Pair], facts: StepComparison) -> bool:
+def _held_by_few(pairs: Sequence[Pair], comparison: StepComparison) -> bool:
     """Whether not all ranks have these parameters, as experts."""
-    return all(facts.holders.get(pair.name, facts.layout.ranks) < facts.layout.ranks for pair in pairs)
+    return all(comparison.holders.get(pair.name, comparison.layout.ranks) < comparison.layout.ranks for pair in pairs)
 
 
 @_cause("not-summed")
-def not_summed(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
+def not_summed(pairs: Sequence[Pair], comparison: StepComparison) -> str | None:
     """Ranks that hold the same parameter have different gradients, whose mean or sum is the reference's."""
-    how = {_summing_way(pair, facts) for pair in pairs}
+    how = {_summing_way(pair, comparison) for pair in pairs}
     if None in how or len(how) != 1:
         return None
     ranks = sorted(ranks_of(pairs))
@@ -241,7 +233,7 @@ def not_summed(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
     )
 
 
-def _summing_way(pair: Pair, facts: StepComparison) -> str | None:
+def _summing_way(pair: Pair, comparison: StepComparison) -> str | None:
     if not pair.apart:
         return None
     size = float(pair.reference.double().norm())
@@ -251,7 +243,7 @@ def _summing_way(pair: Pair, facts: StepComparison) -> str | None:
         wanted = part.cut_from(pair.reference, tuple(stacked.shape[1:])).double()
         combined = {"mean": stacked.mean(0), "sum": stacked.sum(0), "sum of groups": _distinct(stacked).sum(0)}
         for how in answers:
-            answers[how] &= is_near(combined[how], wanted, predicate_tolerance(facts), size)
+            answers[how] &= near_in_norm(combined[how], wanted, comparison.predicate_tolerance, size)
     return next((how for how, fits in answers.items() if fits), None)
 
 
@@ -259,47 +251,53 @@ def _distinct(versions: torch.Tensor) -> torch.Tensor:
     """Returns the versions that differ among those of all ranks [n, …]: ranks of one group have the same."""
     kept: list[torch.Tensor] = []
     for version in versions:
-        if not any(is_near(version, other, 1e-12) for other in kept):
+        if not any(near_in_norm(version, other, 1e-12) for other in kept):
             kept.append(version)
     return torch.stack(kept)
 
 
 @_cause("part-of-tied")
-def part_of_tied(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
+def part_of_tied(pairs: Sequence[Pair], comparison: StepComparison) -> str | None:
     """A parameter with two uses, as embedding and head, whose gradients from both come together nowhere."""
-    if not all(pair.name in facts.tied and _is_sum_of_uses(pair, facts) for pair in pairs):
+    if not all(pair.name in comparison.tied and _is_sum_of_uses(pair, comparison) for pair in pairs):
         return None
-    other = facts.tied[pairs[0].name][0]
+    other = comparison.tied[pairs[0].name][0]
     return (
         f"{pairs[0].name} is {other}, too: each of the two has the gradient of its own use only, and their sum is "
         "the reference's"
     )
 
 
-def _is_sum_of_uses(pair: Pair, facts: StepComparison) -> bool:
+def _is_sum_of_uses(pair: Pair, comparison: StepComparison) -> bool:
     """Whether ranks have it under one of its names each, alike under one, and all names' sum is the reference's."""
     size = float(pair.reference.double().norm())
     for part, versions in pair.apart:
         by_use: dict[str, list[torch.Tensor]] = {}
         for rank, tensor in versions.items():
-            names = facts.names.get(rank, {}).get(pair.name, set())
+            names = comparison.names.get(rank, {}).get(pair.name, set())
             if len(names) != 1:
                 return False
             by_use.setdefault(next(iter(names)), []).append(tensor.double())
         uses = list(by_use.values())
-        if len(uses) < 2 or any(not is_near(a, same[0], predicate_tolerance(facts)) for same in uses for a in same):
+        if len(uses) < 2 or any(
+            not near_in_norm(a, same[0], comparison.predicate_tolerance) for same in uses for a in same
+        ):
             return False
         total = torch.stack([same[0] for same in uses]).sum(0)
-        if not is_near(total, part.cut_from(pair.reference, tuple(total.shape)), predicate_tolerance(facts), size):
+        if not near_in_norm(
+            total, part.cut_from(pair.reference, tuple(total.shape)), comparison.predicate_tolerance, size
+        ):
             return False
     return bool(pair.apart)
 
 
 @_cause("wrong-norm")
-def clipped_apart(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
+def clipped_apart(pairs: Sequence[Pair], comparison: StepComparison) -> str | None:
     """Each rank clips its own gradients, and they are averaged after that."""
-    if all(pair.apart and pair.name in facts.together for pair in pairs) and any(step.clips for step in facts.steps):
-        norms = [step.clips[-1] for step in facts.steps if step.clips]
+    if all(pair.apart and pair.name in comparison.together for pair in pairs) and any(
+        step.clips for step in comparison.steps
+    ):
+        norms = [step.clips[-1] for step in comparison.steps if step.clips]
         return (
             f"each rank clips its own gradients, by norms from {min(norms):.4g} to {max(norms):.4g}, and they are "
             "summed after that"
@@ -308,7 +306,7 @@ def clipped_apart(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
 
 
 @_cause("no-gradient")
-def no_gradient(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
+def no_gradient(pairs: Sequence[Pair], comparison: StepComparison) -> str | None:
     """No gradient arrives at these parameters."""
     if all(not pair.candidate[pair.covered].any() and pair.reference.any() for pair in pairs):
         return "their gradient is zero on every rank"
@@ -316,9 +314,9 @@ def no_gradient(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
 
 
 @_cause("parts-mixed")
-def parts_mixed(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
+def parts_mixed(pairs: Sequence[Pair], comparison: StepComparison) -> str | None:
     """Ranks that hold different parts of a parameter have one gradient, the mean or the sum of all parts' ones."""
-    counts = {_mixed_parts(pair, facts) for pair in pairs}
+    counts = {_mixed_parts(pair, comparison) for pair in pairs}
     count = counts.pop()
     if count is None or counts:
         return None
@@ -328,32 +326,36 @@ def parts_mixed(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
     )
 
 
-def _mixed_parts(pair: Pair, facts: StepComparison) -> int | None:
+def _mixed_parts(pair: Pair, comparison: StepComparison) -> int | None:
     """Returns into how many parts the one gradient is cut."""
-    if pair.apart or pair.name not in facts.cut or not pair.covered.all():
+    if pair.apart or pair.name not in comparison.cut or not pair.covered.all():
         return None
     size = float(pair.reference.double().norm())
-    for count in (n for n in range(2, facts.layout.ranks + 1) if facts.layout.ranks % n == 0):
+    for count in (n for n in range(2, comparison.layout.ranks + 1) if comparison.layout.ranks % n == 0):
         for axis in (dim for dim in range(pair.candidate.dim()) if pair.candidate.shape[dim] % count == 0):
             chunks = torch.stack(pair.candidate.double().chunk(count, axis))
             total = torch.stack(pair.reference.double().chunk(count, axis)).sum(0)
-            alike = is_near(chunks, chunks[:1].expand_as(chunks), predicate_tolerance(facts), size)
-            if alike and any(is_near(chunks[0], total / by, predicate_tolerance(facts), size) for by in (1, count)):
+            alike = near_in_norm(chunks, chunks[:1].expand_as(chunks), comparison.predicate_tolerance, size)
+            if alike and any(
+                near_in_norm(chunks[0], total / by, comparison.predicate_tolerance, size) for by in (1, count)
+            ):
                 return count
     return None
 
 
 @_cause("rows-missing")
-def rows_missing(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
+def rows_missing(pairs: Sequence[Pair], comparison: StepComparison) -> str | None:
     """Rows of a table have no gradient, and all others the reference's."""
     texts = []
     for pair in pairs:
         if pair.reference.dim() != 2 or pair.apart:
             return None
         has = pair.candidate.any(1)
-        should = pair.reference.abs().amax(1) > facts.tolerance * float(pair.reference.abs().max())
+        should = pair.reference.abs().amax(1) > comparison.tolerance * float(pair.reference.abs().max())
         missing = should & ~has
-        if not missing.any() or not is_near(pair.candidate[has], pair.reference[has], predicate_tolerance(facts)):
+        if not missing.any() or not near_in_norm(
+            pair.candidate[has], pair.reference[has], comparison.predicate_tolerance
+        ):
             return None
         places = missing.nonzero().reshape(-1)
         texts.append(f"{int(missing.sum())} rows of {pair.name}, {int(places[0])} to {int(places[-1])}, have none")
@@ -361,28 +363,29 @@ def rows_missing(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
 
 
 @_cause("stale")
-def stale(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
+def stale(pairs: Sequence[Pair], comparison: StepComparison) -> str | None:
     """Gradients of an earlier step: not cleared, or used again."""
-    shares = _shares(pairs, facts.earlier[-1] if facts.earlier else {}, facts)
+    shares = _shares(pairs, comparison.earlier[-1] if comparison.earlier else {}, comparison)
     if shares is None or shares[1] < 0:  # what was left adds up; an update of a bias has the other sign
         return None
     now, then = shares
     if abs(now) < 1e-6:
-        return f"they are those of step {facts.step}"
+        return f"they are those of step {comparison.step}"
     return (
-        f"they are {now:.4g} times those of step {facts.step + 1} and {then:.4g} times those of step {facts.step}, "
-        "which nobody cleared"
+        f"they are {now:.4g} times those of step {comparison.step + 1} and {then:.4g} times those of step "
+        f"{comparison.step}, which nobody cleared"
     )
 
 
 def _shares(
-    pairs: Sequence[Pair], others: Mapping[str, torch.Tensor], facts: StepComparison
+    pairs: Sequence[Pair], others: Mapping[str, torch.Tensor], comparison: StepComparison
 ) -> tuple[float, float] | None:
     """Returns the shares of the reference and of other tensors that sum to all of these gradients; None without any."""
     if any(pair.name not in others for pair in pairs):
         return None
     shares = [
-        _coefficients(pair.candidate, [pair.reference, others[pair.name]], predicate_tolerance(facts)) for pair in pairs
+        _coefficients(pair.candidate, [pair.reference, others[pair.name]], comparison.predicate_tolerance)
+        for pair in pairs
     ]
     now, then = shares[0] or (0.0, 0.0)
     alike = all(share and abs(share[0] - now) + abs(share[1] - then) <= 1e-3 * abs(then) for share in shares)
@@ -396,22 +399,22 @@ def _coefficients(gradient: torch.Tensor, parts: Sequence[torch.Tensor], toleran
     if columns.shape[0] <= columns.shape[1]:
         return None  # a few numbers can be made of anything
     solution = torch.linalg.lstsq(columns, wanted).solution
-    return solution.reshape(-1).tolist() if is_near(columns @ solution, wanted, tolerance) else None
+    return solution.reshape(-1).tolist() if near_in_norm(columns @ solution, wanted, tolerance) else None
 
 
 @_cause("summed-again")
-def summed_again(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
+def summed_again(pairs: Sequence[Pair], comparison: StepComparison) -> str | None:
     """The sum of earlier micro-batches is summed over ranks, or divided, once more with each later one."""
-    lines = [_clearing_line(pair.name, facts) for pair in pairs]
-    if all(lines) and not facts.reference_step.cleared.keys() & {pair.name for pair in pairs}:
+    lines = [_clearing_line(pair.name, comparison) for pair in pairs]
+    if all(lines) and not comparison.reference_step.cleared.keys() & {pair.name for pair in pairs}:
         line = lines[0]
         return f"gradients are cleared within the step, at {line}: what earlier micro-batches have made is lost"
-    shares = None if any(pair.apart for pair in pairs) else _shares(pairs, facts.accumulated, facts)
+    shares = None if any(pair.apart for pair in pairs) else _shares(pairs, comparison.accumulated, comparison)
     if shares is None or abs(shares[0] - 1) > 1e-4:
         return None
     times = shares[1]
     ratio = _repeat_count(times)
-    keys = [key for key, size in facts.layout.sizes.items() if abs(size - ratio) < 1e-3]
+    keys = [key for key, size in comparison.layout.sizes.items() if abs(size - ratio) < 1e-3]
     if not keys:
         return None
     done = "summed over ranks" if times > 0 else "divided"
@@ -421,10 +424,10 @@ def summed_again(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
     )
 
 
-def _clearing_line(name: str, facts: StepComparison) -> str:
+def _clearing_line(name: str, comparison: StepComparison) -> str:
     """Returns the line that cleared a parameter's gradient within the step on some rank; empty where none did."""
-    for rank, step in enumerate(facts.steps):
-        for own_name in facts.names.get(rank, {}).get(name, {name}):
+    for rank, step in enumerate(comparison.steps):
+        for own_name in comparison.names.get(rank, {}).get(name, {name}):
             if own_name in step.cleared:
                 return step.cleared[own_name]
     return ""

@@ -7,7 +7,7 @@ from itertools import combinations
 
 import torch
 
-from pardemo.script.compare.differences import Difference
+from pardemo.script.compare.differences import Finding
 from pardemo.script.compare.parameter_map import Assembled, ParameterMap
 from pardemo.script.compare.reference import Reference
 from pardemo.script.compare.runs import Run
@@ -16,7 +16,7 @@ from pardemo.world.errors import ranks_text
 
 def initial_findings(
     reference: Reference, other: Run, maps: ParameterMap, before: Mapping[str, Assembled]
-) -> list[Difference]:
+) -> list[Finding]:
     """Finds what is wrong with a layout's initial parameters: not the reference's, or different on ranks.
 
     ``before``: the layout's parameters before the first step.
@@ -64,7 +64,7 @@ def initial_findings(
         and not torch.equal(part.cut_from(truth[part.name], tuple(by_rank[rank][piece].shape)), by_rank[rank][piece])
     } or {name.rpartition(".")[0] for name in names}  # fmt: skip
     module = min(modules, key=lambda module: order.get(module, len(order)))  # which runs first
-    return [Difference(other.layout.name, 1, "parameters", cause, why, parameters=tuple(names), module=module)]
+    return [Finding(other.layout.name, 1, "parameters", cause, why, parameters=tuple(names), module=module)]
 
 
 def _overwritten_names(truth: Mapping[str, torch.Tensor], before: Mapping[str, Assembled]) -> list[str]:

@@ -48,9 +48,9 @@ class ModelMap:
 
 
 def step_map(
-    reference: Reference, step: int, facts: StepComparison | None = None, alike: Iterable[str] = frozenset()
+    reference: Reference, step: int, comparison: StepComparison | None = None, alike: Iterable[str] = frozenset()
 ) -> ModelMap:
-    """Makes the map of a step: of its samples only, or with ``facts`` of outputs, gradients and parameters.
+    """Makes the map of a step: of its samples only, or with ``comparison`` of outputs, gradients and parameters.
 
     Where outputs part, gradients and parameters are not looked at: they are of what was wrong before them.
 
@@ -58,10 +58,10 @@ def step_map(
         alike: modules whose outputs are the reference's.
     """
     truth, order = reference.whole[step], reference.order[step]
-    parted = {output.module for output in facts.parted} if facts else set()
+    parted = {output.module for output in comparison.parted} if comparison else set()
     outputs = dict.fromkeys(alike, EQUAL) | dict.fromkeys(parted, DIFFERENT)
-    pairs = (facts.gradients, facts.updates) if facts and not parted else ({}, {})
-    wrong = wrong_gradients(facts) if facts and not parted else set()
+    pairs = (comparison.gradients, comparison.updates) if comparison and not parted else ({}, {})
+    wrong = wrong_gradients(comparison) if comparison and not parted else set()
     gradients = {
         name: _cell(pairs[0].get(name), name in wrong)
         for name in truth.before

@@ -9,13 +9,12 @@ from pathlib import Path
 import torch
 
 from pardemo.script.compare import runs
-from pardemo.script.compare.across_layouts import UnexplainedGradients
-from pardemo.script.compare.comparison import Comparison
-from pardemo.script.compare.differences import Difference
-from pardemo.script.compare.layouts import size_text
+from pardemo.script.compare.comparison import LayoutComparison
+from pardemo.script.compare.differences import Finding, UnexplainedGradients
 from pardemo.script.compare.pairs import compare_pair, layer_scales
 from pardemo.script.compare.reference import Reference
-from pardemo.script.compare.runs import Options, Run
+from pardemo.script.compare.run_layouts import size_text
+from pardemo.script.compare.runs import Run, RunOptions
 from pardemo.script.record.parameters import Multiplied
 
 #: Runs of the reference that are spent on it: of some parameters alone, and of all that have one axis together.
@@ -23,8 +22,13 @@ MOST_RUNS = 6
 
 
 def counted_by_each_rank(
-    truth: Reference, other: Run, compared: Comparison, case: UnexplainedGradients, options: Options, folder: Path
-) -> Difference | None:
+    truth: Reference,
+    other: Run,
+    compared: LayoutComparison,
+    case: UnexplainedGradients,
+    options: RunOptions,
+    folder: Path,
+) -> Finding | None:
     """Explains wrong gradients by a parameter in no module that each rank adds; None where that does not explain them.
 
     No module's output shows what such a parameter is used for, and gradients and the loss are wrong by no number: the
@@ -43,13 +47,13 @@ def counted_by_each_rank(
         )
         try:
             if not run.error and run.steps == case.finding.step and _is_the_layouts(truth, run, case):
-                return replace(case.finding, cause="counted-per-rank", why=_why(other, names, number), parameters=names)
+                return case.finding.explained("counted-per-rank", _why(other, names, number), parameters=names)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     return None
 
 
-def _attempts(truth: Reference, other: Run, compared: Comparison) -> Iterator[tuple[tuple[str, ...], int]]:
+def _attempts(truth: Reference, other: Run, compared: LayoutComparison) -> Iterator[tuple[tuple[str, ...], int]]:
     """Yields which parameters to multiply, and by what: those in no module that every rank has whole."""
     parts = [{part.name: part for part in rank_parts.values()} for rank_parts in compared.maps.parts.values()]
     bare = [

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from pardemo.script.compare.layouts import RunLayout
 from pardemo.script.compare.parameter_map import Strip
+from pardemo.script.compare.run_layouts import RunLayout
 from pardemo.script.record.parameters import Multiplied, Wanted
 from pardemo.script.record.rank_record import OF_PARAMETERS, STATE, RankRecord, Tensors
 from pardemo.script.record.recorder import Recording, record_script
@@ -104,7 +104,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Options:
+class RunOptions:
     """Says how layouts are run: how many steps are recorded, in fp64 or the script's own type, and the time limit.
 
     ``follow``: what follows more of them on a rank, of prove's recorder. ``rounded``: rounded otherwise.
@@ -122,7 +122,7 @@ class Options:
     multiplied: Multiplied | None = None
 
 
-def run_layout(layout: RunLayout, options: Options, folder: Path) -> Run:
+def run_layout(layout: RunLayout, options: RunOptions, folder: Path) -> Run:
     """Runs one layout and writes its tensors to ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     recorded = max(options.steps, 2)  # the second says what parameters are after the first

@@ -52,7 +52,7 @@ def sections(measured: Summary, seen: Sequence[RankTrace] = ()) -> list[Section]
     notes = Section("notes", "What ran in another way", "", [Lines(measured.notes)])
     return [
         _findings(measured), _running(measured), _bytes(measured), _memory(measured, seen), full_size(measured),
-        _time(measured, seen), _paced(measured), notes,
+        _time(measured, seen), _replayed(measured), notes,
     ]  # fmt: skip
 
 
@@ -147,8 +147,8 @@ def _by_hand(measured: Summary) -> str:
     """Describes data parallelism that the script does itself, recognised by its bytes; empty without any."""
     for row in measured.collectives:
         if row.why in BY_HAND:
-            where = f" at {row.line}" if row.line else ""
-            return f"{BY_HAND[row.why]} over {ranks_text(list(row.ranks))}, by the script itself{where}"
+            site = f" at {row.line}" if row.line else ""
+            return f"{BY_HAND[row.why]} over {ranks_text(list(row.ranks))}, by the script itself{site}"
     return ""
 
 
@@ -167,18 +167,18 @@ def _merge_numbered(rows: list[Row]) -> list[Row]:
     together: dict[tuple, list[Row]] = {}
     for row in rows:
         form = re.sub(r"\d+", "*", row.module), re.sub(r"\d+", "*", row.why)
-        together.setdefault((row.kind, row.ranks, row.line, row.place.phase, row.dtype, *form), []).append(row)
-    made = []
+        together.setdefault((row.kind, row.ranks, row.line, row.site.phase, row.dtype, *form), []).append(row)
+    merged_rows = []
     for (*_, module, why), some in together.items():
         merged = some[0]
         if len(some) > 1:
             expected = [row.expected_bytes for row in some if row.expected_bytes is not None]
             merged = replace(
                 merged, calls=sum(row.calls for row in some), bytes=sum(row.bytes for row in some),
-                expected_bytes=sum(expected) if expected else None, place=merged.place._replace(module=module), why=why,
+                expected_bytes=sum(expected) if expected else None, site=merged.site._replace(module=module), why=why,
             )  # fmt: skip
-        made.append(merged)
-    return sorted(made, key=lambda row: -row.bytes)
+        merged_rows.append(merged)
+    return sorted(merged_rows, key=lambda row: -row.bytes)
 
 
 def _collectives(measured: Summary) -> list[Sequence[Line]]:
@@ -187,7 +187,7 @@ def _collectives(measured: Summary) -> list[Sequence[Line]]:
     for row in _merge_numbered(measured.collectives):
         ranks = " → ".join(map(str, row.ranks)) if row.kind == "send" else ranks_text(list(row.ranks)).partition(" ")[2]
         expected = "" if row.expected_bytes is None else amount(row.expected_bytes)
-        most = "" if row.rank is None or row.place.objects else f"rank {row.rank} sends most"
+        most = "" if row.rank is None or row.site.objects else f"rank {row.rank} sends most"
         remark = "; ".join(filter(None, [row.why, most]))
         rest = row.kind, f"{row.calls:g}", amount(row.bytes), expected, row.line, row.module, remark
         together.setdefault(rest, []).append(ranks)
@@ -253,13 +253,13 @@ def full_size(measured: Summary) -> Section:
 
 def _full_size_rows(full: dict[str, Any]) -> list[tuple[str, str, str, str]]:
     """Makes a row for each kind: what was held here and what is planned."""
-    made = []
+    rows = []
     for kind in dict.fromkeys((*full["measured"], *full["kinds"])):
         here, planned = full["measured"].get(kind), full["kinds"].get(kind)
         if planned or (here and here["most"]):
             cells = ("", "") if here is None else (amount(here["peak"]), amount(here["most"]))
-            made.append((kind, *cells, "" if planned is None else amount(planned)))
-    return made
+            rows.append((kind, *cells, "" if planned is None else amount(planned)))
+    return rows
 
 
 def _time(measured: Summary, seen: Sequence[RankTrace]) -> Section:
@@ -275,25 +275,25 @@ def _time(measured: Summary, seen: Sequence[RankTrace]) -> Section:
     return Section("time", "Time", f"milliseconds of {whose}, in the median step", below)
 
 
-def _paced(measured: Summary) -> Section:
+def _replayed(measured: Summary) -> Section:
     """Describes the step on other devices, or by arithmetic next to padded layers; empty without one."""
-    paced = measured.predicted
-    if paced is None:
+    replayed = measured.replayed
+    if replayed is None:
         return Section("paced", "")
     ran = max(rank_times.step_s for rank_times in measured.time)
-    reckoned, alone, ran_ms = (f"{1e3 * seconds:,.2f}" for seconds in (paced.step_s, paced.alone_s, ran))
-    if paced.layer_s:
+    reckoned, alone, ran_ms = (f"{1e3 * seconds:,.2f}" for seconds in (replayed.step_s, replayed.alone_s, ran))
+    if replayed.layer_s:
         lead = (
-            f"each takes {1e3 * paced.layer_s:g} ms forward and twice that backward; by arithmetic, with all else at "
-            f"no cost and these links, a step is {reckoned} ms, and {alone} without communication; it took {ran_ms}"
+            f"each takes {1e3 * replayed.layer_s:g} ms forward and twice that backward; by arithmetic, with all else "
+            f"at no cost and these links, a step is {reckoned} ms, and {alone} without communication; it took {ran_ms}"
         )
-        return Section("paced", "Layers that wait", lead, _times(paced.time, 2, "nothing"))
+        return Section("paced", "Layers that wait", lead, _times(replayed.time, 2, "nothing"))
     lead = (
         "reckoned, not run: this step's operations at the planner's rates, its collectives as nccl sends them, "
-        f"{paced.links}: {reckoned} ms, and {alone} without communication"
+        f"{replayed.links}: {reckoned} ms, and {alone} without communication"
     )
-    assumed = Lines([f"assumed: {line}" for line in paced.assumed])
-    return Section("paced", f"On {paced.on}", lead, [*_times(paced.time, 2, "launches"), assumed])
+    assumed = Lines([f"assumed: {line}" for line in replayed.assumed])
+    return Section("paced", f"On {replayed.on}", lead, [*_times(replayed.time, 2, "launches"), assumed])
 
 
 def _times(times: Sequence[Times], digits: int, other: str = "other") -> list[Block]:

@@ -18,12 +18,11 @@ from typing import Any
 import psutil
 
 from pardemo.deadline import Deadline
-from pardemo.script.compare import layouts as run_layouts
-from pardemo.script.compare import proof, runs
-from pardemo.script.compare.differences import Difference
-from pardemo.script.compare.layouts import RunLayout
+from pardemo.script.compare import proof, run_layouts, runs
+from pardemo.script.compare.differences import Finding
 from pardemo.script.compare.reference import Reference
-from pardemo.script.compare.runs import Options, ProveError, Run
+from pardemo.script.compare.run_layouts import RunLayout
+from pardemo.script.compare.runs import ProveError, Run, RunOptions
 from pardemo.script.resume import GRACE_S, STEPS, judge
 from pardemo.script.resume.results import StopVerdict, Trial
 from pardemo.script.resume.stop_follower import StopFollower, complete_saves
@@ -33,11 +32,11 @@ from pardemo.script.resume.stops import KINDS, NEVER, Stop, draw_stops
 FOLDER = "\x02folder\x02"
 
 
-def run_and_kill(layout: RunLayout, options: Options, place: Path, stop: Stop, saves: Path) -> str:
+def run_and_kill(layout: RunLayout, options: RunOptions, folder: Path, stop: Stop, saves: Path) -> str:
     """Runs the script in a process of its own and kills that at a given moment; returns an error's text, or none."""
-    place.mkdir(parents=True, exist_ok=True)
-    marker, request = place / "stop", place / "request"
-    request.write_bytes(pickle.dumps((layout, options, place, stop, saves)))
+    folder.mkdir(parents=True, exist_ok=True)
+    marker, request = folder / "stop", folder / "request"
+    request.write_bytes(pickle.dumps((layout, options, folder, stop, saves)))
     words = [sys.executable, "-m", "pardemo.script.resume.trials", str(request)]
     paths = os.pathsep.join(entry for entry in sys.path if entry)  # it is to find what this process finds
     with subprocess.Popen(
@@ -60,7 +59,7 @@ def run_and_kill(layout: RunLayout, options: Options, place: Path, stop: Stop, s
         process.kill()
     psutil.wait_procs(left, timeout=5)
     if not marker.exists():
-        error = place / "error"
+        error = folder / "error"
         return f"before the stop, {error.read_text('utf-8')}" if error.exists() else NEVER
     return f"{len(left)} processes outlived their launcher by 10 s" if left else ""
 
@@ -85,7 +84,7 @@ ROUNDED = 1e-3
 def run_trials(
     layouts: Sequence[RunLayout],
     resumed: Sequence[RunLayout],
-    options: Options,
+    options: RunOptions,
     kinds: Sequence[str],
     seed: int,
     grace_s: float = GRACE_S,
@@ -103,7 +102,7 @@ def run_trials(
 
 
 def _verdict(
-    layouts: Sequence[RunLayout], resumed: Sequence[RunLayout], options: Options, kinds: Sequence[str], seed: int,
+    layouts: Sequence[RunLayout], resumed: Sequence[RunLayout], options: RunOptions, kinds: Sequence[str], seed: int,
     grace_s: float, scratch: Path,
 ) -> StopVerdict:  # fmt: skip
     first, again, tolerance, options = proof.run_twice(
@@ -135,18 +134,18 @@ def _verdict(
     others = zip(layouts[1:], resumed[1:], strict=True)
     pairs += [(drawn[number % len(drawn)], begun, layout) for number, (begun, layout) in enumerate(others)]
     for number, (stop, resumed_on, layout) in enumerate(pairs):
-        place = scratch / f"trial{number}"
+        folder = scratch / f"trial{number}"
         expected = max(step for step in verdict.saved if 0 < step < stop.done + (stop.kind != "save"))
         trial = Trial(replace(stop, grace_s=grace_s), layout, expected, asynchronous, stop.kind == "save")
-        resumed_run = _stop_and_resume(trial, layouts[0], first, options, place, verdict.saved)
+        resumed_run = _stop_and_resume(trial, layouts[0], first, options, folder, verdict.saved)
         if resumed_run is not None:
-            there = partial(_undisturbed_there, resumed_on, options, place) if resumed_on is not layouts[0] else None
+            there = partial(_undisturbed_there, resumed_on, options, folder) if resumed_on is not layouts[0] else None
             try:
                 _judge(trial, _compare_resumed(trial, first, resumed_run, tolerance, exact, there), there)
             except ProveError as error:
                 trial.error = str(error)
         verdict.trials.append(trial)
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
     return verdict
 
 
@@ -163,21 +162,21 @@ def _saved(first: Run) -> tuple[list[int], bool]:
 
 
 def _recorded(
-    layout: RunLayout, options: Options, place: Path, stop: Stop | None = None, saves: Path | None = None
+    layout: RunLayout, options: RunOptions, folder: Path, stop: Stop | None = None, saves: Path | None = None
 ) -> Run:
     """Runs the script with its saves in ``saves``; in a folder of its own where that is None."""
-    saves = saves or place / "saves"
+    saves = saves or folder / "saves"
     saves.mkdir(parents=True, exist_ok=True)
     layout = replace(layout, line=tuple(word.replace(FOLDER, str(saves)) for word in layout.line))
-    follow = partial(StopFollower, folder=str(saves), stop=stop, marker=str(place / "stop"))
-    return runs.run_layout(layout, replace(options, follow=follow), place / "recorded")
+    follow = partial(StopFollower, folder=str(saves), stop=stop, marker=str(folder / "stop"))
+    return runs.run_layout(layout, replace(options, follow=follow), folder / "recorded")
 
 
 def _stop_and_resume(
-    trial: Trial, begun: RunLayout, first: Run, options: Options, place: Path, saved: Sequence[int]
+    trial: Trial, begun: RunLayout, first: Run, options: RunOptions, folder: Path, saved: Sequence[int]
 ) -> Run | None:
     """Stops a run and resumes it; the run that went on, where it took a step."""
-    stop, saves, marker = trial.stop, place / "saves", place / "stopped" / "stop"
+    stop, saves, marker = trial.stop, folder / "saves", folder / "stopped" / "stop"
     asked = replace(options, steps=first.steps)
     if stop.kind == "launcher":
         trial.error = run_and_kill(begun, asked, marker.parent, stop, saves)
@@ -196,19 +195,17 @@ def _stop_and_resume(
     expected = trial.expected
     length = len(first.records[0].steps)
     more = length - expected + (first.records[0].ended == "end")
-    resumed = _recorded(trial.layout, replace(options, steps=max(2, more)), place / "resumed", None, saves)
+    resumed = _recorded(trial.layout, replace(options, steps=max(2, more)), folder / "resumed", None, saves)
     if resumed.timed_out:
         trial.error = f"the run that goes on: {resumed.error}"
         return None
     if resumed.error:
         why = "after a stop within a save, the script cannot go on" if trial.in_save else "it cannot go on"
-        trial.findings.append(
-            Difference(trial.name, expected + 1, "resume", "cannot-resume", f"{why}: {resumed.error}")
-        )
+        trial.findings.append(Finding(trial.name, expected + 1, "resume", "cannot-resume", f"{why}: {resumed.error}"))
         return None
     if not resumed.steps:
         why = f"it takes no step, and the undisturbed run takes {length - expected} more"
-        trial.findings.append(Difference(trial.name, expected + 1, "length", "ends-elsewhere", why))
+        trial.findings.append(Finding(trial.name, expected + 1, "length", "ends-elsewhere", why))
         return None
     return resumed
 
@@ -232,9 +229,9 @@ def _not_stopped(stop: Stop, stopped: Run, marked: bool, first: Run) -> str:
     return NEVER if not stopped.error and stop.kind != "term" else ""
 
 
-def _undisturbed_there(layout: RunLayout, options: Options, place: Path) -> Run:
+def _undisturbed_there(layout: RunLayout, options: RunOptions, folder: Path) -> Run:
     """Runs the script undisturbed in the layout in which a stopped run goes on."""
-    undisturbed = _recorded(layout, options, place / "own")
+    undisturbed = _recorded(layout, options, folder / "own")
     runs.require_steps(undisturbed)
     return undisturbed
 
@@ -284,10 +281,10 @@ def _resumes_elsewhere(trial: Trial) -> bool:
     saved = f"the save after step {trial.expected}"
     if trial.begins == 0:
         why = f"it begins anew: nothing of {saved} is used"
-        trial.findings.append(Difference(trial.name, 1, "resume", "begins-anew", why))
+        trial.findings.append(Finding(trial.name, 1, "resume", "begins-anew", why))
     elif trial.stop.kind != "save":
         why = f"it continues after step {trial.begins}, and the last whole save is the one after step {trial.expected}"
-        trial.findings.append(Difference(trial.name, trial.begins + 1, "resume", "older-save", why))
+        trial.findings.append(Finding(trial.name, trial.begins + 1, "resume", "older-save", why))
     return trial.begins == 0
 
 
@@ -337,7 +334,7 @@ def stopped(
     )
     for layout in resumed:  # the line that goes on is needed last, and what it lacks is told first
         runs.launch_of(layout)
-    options = Options(steps=steps, double=double, timeout_s=timeout_s)
+    options = RunOptions(steps=steps, double=double, timeout_s=timeout_s)
     return run_trials(begun, resumed, options, kinds, seed, grace_s)
 
 

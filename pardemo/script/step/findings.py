@@ -12,12 +12,12 @@ from pardemo.script.step.parallelism import (
     DdpOptions,
     Fsdp1Options,
     Fsdp2Options,
-    Options,
     Parallelism,
+    ParallelismOptions,
     ZeroOptions,
 )
 from pardemo.script.step.shapes import REPLICATED, ExpectedTraffic
-from pardemo.script.step.summary import Finding, Row, Summary
+from pardemo.script.step.summary import Row, StepFinding, Summary
 from pardemo.script.words import first_of
 from pardemo.tables import amount
 
@@ -39,7 +39,7 @@ BY_HAND = {_SUMMED: "data parallel", _SCATTERED: "data parallel with a sharded o
 def rows_of(measured: Summary, kinds: Iterable[str], ranks: tuple[int, ...]) -> list[Row]:
     """Returns a group's rows of these kinds, without those of an evaluation, which no formula covers."""
     of_group = [row for row in measured.collectives if row.kind in kinds and row.ranks == ranks]
-    return [row for row in of_group if row.place.phase != "evaluation"]
+    return [row for row in of_group if row.site.phase != "evaluation"]
 
 
 def low_precision(measured: Summary) -> str:
@@ -60,25 +60,27 @@ def share_expected(rows: list[Row], expected: float, why: str = "") -> None:
         row.why = why or row.why
 
 
-def expect_together(rows: list[Row], expected: float, why: str, name: str = "", reason: str = "") -> Iterator[Finding]:
+def expect_together(
+    rows: list[Row], expected: float, why: str, name: str = "", reason: str = ""
+) -> Iterator[StepFinding]:
     """Compares what several rows sent together with a formula; adds a finding where they differ."""
     share_expected(rows, expected, why)
     sent = bytes_of(rows)
     if rows and expected and abs(sent / expected - 1) >= 0.05:
         named = f"{name or why}: the formula says {amount(expected)} a step, {amount(sent)} were sent"
-        yield Finding(f"{named}: {reason}" if reason else named, rows[0].line, max(sent - expected, 0.0))
+        yield StepFinding(f"{named}: {reason}" if reason else named, rows[0].line, max(sent - expected, 0.0))
 
 
-def ddp(measured: Summary, parallelism: Parallelism) -> Iterator[Finding]:
+def ddp(measured: Summary, parallelism: Parallelism) -> Iterator[StepFinding]:
     """Expects of DDP 2S(N−1)/N a step, whatever the number of micro-batches, for each evaluation of a closure."""
     n, m, options = len(parallelism.ranks), measured.micro_batches, parallelism.options
     total = sum(parallelism.unit_bytes.values())
     once = ring_all_reduce(total, n).sent * measured.closures
     rows = []
     for row in rows_of(measured, ["all-reduce"], parallelism.ranks):
-        if row.place.phase == "backward" and row.dtype == "int32":
+        if row.site.phase == "backward" and row.dtype == "int32":
             row.why = "which parameters were used, for find_unused_parameters"
-        elif row.place.phase == "backward":
+        elif row.site.phase == "backward":
             rows.append(row)
             dtype = f" as {row.dtype}" if row.dtype != "float32" else ""
             row.why = f"gradients, summed in buckets{dtype}{_buckets_text(options)}"
@@ -87,61 +89,61 @@ def ddp(measured: Summary, parallelism: Parallelism) -> Iterator[Finding]:
     share_expected(rows, once)
     sent, line = bytes_of(rows), rows[0].line if rows else ""
     if m > 1 and sent > 1.5 * once:
-        yield Finding(
+        yield StepFinding(
             f"gradients are summed after each of {m} micro-batches, {amount(sent)} a step where once would be "
             f"{amount(once)}: run all but the last forward and backward in `with model.no_sync():`", line, sent - once,
         )  # fmt: skip
     low = low_precision(measured)
     if low and any(row.dtype == "float32" for row in rows):
         hook = "bf16_compress_hook" if low == "bfloat16" else "fp16_compress_hook"
-        yield Finding(
+        yield StepFinding(
             f"gradients travel as float32 though the forward is computed in {low}: `{hook}` would send half",
             line, once / 2,
         )  # fmt: skip
     for name, (used, rows_) in options.rows_used.items():
         nbytes = parallelism.unit_bytes.get(name, 0)
         if used < 0.5 * rows_ and nbytes > 0.1 * total:
-            yield Finding(
+            yield StepFinding(
                 f"{name} is summed whole, {nbytes / total:.0%} of all gradients, though a step touches {used:,} of its "
                 f"{rows_:,} rows", line, ring_all_reduce(nbytes, n).sent,
             )  # fmt: skip
     unused = options.unused
     if options.find_unused_parameters and not unused:
-        yield Finding(
+        yield StepFinding(
             "find_unused_parameters walks the graph after each forward, and all parameters were used: switch it off if "
             "that is always so", line,
         )  # fmt: skip
     if unused:
-        yield Finding(
+        yield StepFinding(
             f"in the last step no gradient reached {first_of(unused, 3)}, and zeros were summed: if that is always so, "
             "freeze them", line, ring_all_reduce(sum(parallelism.unit_bytes.get(name, 0) for name in unused), n).sent,
         )  # fmt: skip
 
 
-def _buckets_text(options: Options) -> str:
+def _buckets_text(options: ParallelismOptions) -> str:
     """Describes the first buckets: the first parameter that each waits for, the last, and their number."""
     buckets = options.buckets if isinstance(options, DdpOptions) else []
     texts = [f"{bucket[0]} to {bucket[-1]} ({len(bucket)})" if len(bucket) > 1 else bucket[0] for bucket in buckets]
     return f": {first_of(texts, 3, more=' and {} more buckets')}" if texts else ""
 
 
-def fsdp2(measured: Summary, fsdp: Parallelism) -> Iterator[Finding]:
+def fsdp2(measured: Summary, fsdp: Parallelism) -> Iterator[StepFinding]:
     """Expects of FSDP2 that a unit of P bytes is gathered forward, again backward if it was freed, and summed once."""
     options = fsdp.options
     assert isinstance(options, Fsdp2Options)
     n, m, units, gradients = len(fsdp.ranks), measured.micro_batches, fsdp.unit_bytes, options.gradient_bytes
     gathers = [row for row in rows_of(measured, ["all-gather"], fsdp.ranks) if row.module in units]
-    for unit, backward in dict.fromkeys((row.module, row.place.phase == "backward") for row in gathers):
-        rows = [row for row in gathers if (row.module, row.place.phase == "backward") == (unit, backward)]
+    for unit, backward in dict.fromkeys((row.module, row.site.phase == "backward") for row in gathers):
+        rows = [row for row in gathers if (row.module, row.site.phase == "backward") == (unit, backward)]
         wanted = 0 if backward and not options.reshard_after_forward[unit] else m
         calls, phase = sum(row.calls for row in rows), "backward" if backward else "forward"
         for row in rows:
             row.expected_bytes = ring_half(units[unit], n).sent * wanted * (row.calls / calls if calls else 1)
             row.why = f"{unit} gathered for the {phase}"
-            if row.place.phase == "between":
+            if row.site.phase == "between":
                 row.why = f"{unit} gathered by unshard(), outside of all modules"
         if calls > wanted + 0.5:
-            yield Finding(
+            yield StepFinding(
                 f"{unit} is gathered {calls / m:g} times for the {phase} of a micro-batch where {wanted / m:g} would do"
                 f"{_gathered_again(options, unit, backward, calls / m, m, rows)}", rows[0].line,
                 bytes_of(rows) - sum(row.expected_bytes or 0 for row in rows),
@@ -155,20 +157,20 @@ def fsdp2(measured: Summary, fsdp: Parallelism) -> Iterator[Finding]:
         share_expected(rows, once if bytes_of(rows) < 1.5 * once else m * once, f"gradients of {unit}")
     sent, line = bytes_of(gathers), gathers[0].line if gathers else ""
     if m > 1 and gathers:
-        yield Finding(
+        yield StepFinding(
             f"parameters are gathered anew for each of {m} micro-batches, {amount(sent)} a step: fewer, larger "
             "micro-batches send less; set_reshard_after_backward(False) keeps them gathered until the last",
             line, sent * (m - 1) / m,
         )  # fmt: skip
     low = low_precision(measured)
     if low and "float32" in options.gathered_in:
-        yield Finding(
+        yield StepFinding(
             f"parameters are gathered as float32 though the forward is computed in {low}: "
             f"MixedPrecisionPolicy(param_dtype=torch.{low}) gathers half", line, sent / 2,
         )  # fmt: skip
     for replicas in options.replicas:
         for row in rows_of(measured, ["all-reduce"], replicas):
-            if row.place.phase == "backward" and row.module in units:
+            if row.site.phase == "backward" and row.module in units:
                 row.expected_bytes = ring_all_reduce(gradients[row.module] / n, len(replicas)).sent * m
                 row.why = f"shards of gradients of {row.module}, summed over the replicas"
 
@@ -176,7 +178,7 @@ def fsdp2(measured: Summary, fsdp: Parallelism) -> Iterator[Finding]:
 def _gathered_again(options: Fsdp2Options, unit: str, backward: bool, calls: float, m: int, rows: list[Row]) -> str:
     """Says why a unit is gathered more often than once; empty where that is not known."""
     runs = options.runs.get(unit, 0) / m
-    if any(row.place.phase == "between" for row in rows):
+    if any(row.site.phase == "between" for row in rows):
         return ": unshard() is called for it, and it was given back before its forward, or after it"
     if runs <= 1 or calls not in (runs, runs - 1):
         return ""
@@ -191,14 +193,14 @@ def _explain_other_gathers(measured: Summary, fsdp: Parallelism, parameters: dic
     for row in rows_of(measured, ["all-gather"], fsdp.ranks):
         shapes = [list(shape) for shape in row.shapes if len(shape) > 1]
         alike = [name for name, shape in parameters.items() if shape in shapes]
-        if alike and not row.why and row.module not in fsdp.unit_bytes and row.place.phase in ("forward", "backward"):
+        if alike and not row.why and row.module not in fsdp.unit_bytes and row.site.phase in ("forward", "backward"):
             names = first_of(alike, 2, " or ", ", or {} more")
             row.why = (
                 f"of the shape of {names}: a sharded weight that is used outside of its module is gathered by itself"
             )
 
 
-def fsdp1(measured: Summary, fsdp: Parallelism) -> Iterator[Finding]:
+def fsdp1(measured: Summary, fsdp: Parallelism) -> Iterator[StepFinding]:
     """Expects of FSDP1 3Ψ(N−1)/N for each micro-batch: gathered forward and backward, reduced once."""
     assert isinstance(fsdp.options, Fsdp1Options)
     strategy = fsdp.options.sharding_strategy
@@ -213,7 +215,7 @@ def fsdp1(measured: Summary, fsdp: Parallelism) -> Iterator[Finding]:
         yield from expect_together(rows_of(measured, [kind], fsdp.ranks), ring_half(nbytes, n).sent * m, why)
 
 
-def deepspeed(measured: Summary, zero: Parallelism) -> Iterator[Finding]:
+def deepspeed(measured: Summary, zero: Parallelism) -> Iterator[StepFinding]:
     """Expects of DeepSpeed ZeRO's formulas, 2Ψ, 2Ψ, (m + 1)Ψ and 3mΨ times (N−1)/N; says what it does otherwise."""
     assert isinstance(zero.options, ZeroOptions)
     stage, n, m = zero.options.stage, len(zero.ranks), zero.options.micro_batches
@@ -221,7 +223,7 @@ def deepspeed(measured: Summary, zero: Parallelism) -> Iterator[Finding]:
     name = f"ZeRO-{stage}" if stage else "DeepSpeed"
     summed, gathered = (
         [row for row in rows_of(measured, kinds, zero.ranks)
-         if row.bytes > SMALL_BYTES and not row.place.objects and row.place.use != NORM]
+         if row.bytes > SMALL_BYTES and not row.site.objects and row.site.use != NORM]
         for kinds in (("all-reduce", "reduce-scatter", "reduce"), ("all-gather", "broadcast"))
     )  # fmt: skip
     why = "its default sums all gradients whole (use_multi_rank_bucket_allreduce)" if stage in (1, 2) else ""
@@ -250,14 +252,14 @@ CARRIED = {
 RECOMPUTED = ", again: the forward is recomputed"
 
 
-def expect_traffic(measured: Summary) -> list[Finding]:
+def expect_traffic(measured: Summary) -> list[StepFinding]:
     """Gives rows the bytes that the traffic of all parallelisms predicts for them.
 
     A prediction is met, or missed, with all rows that its shape fits: what one row is short of another may have.
     """
     predicted = [traffic for parallelism in measured.parallelism for traffic in parallelism.options.traffic]
     rows = [
-        row for row in measured.collectives if row.place.phase != "evaluation" and not row.place.objects and not row.why
+        row for row in measured.collectives if row.site.phase != "evaluation" and not row.site.objects and not row.why
     ]
     findings = []
     fits = [(traffic, [row for row in rows if _fits(traffic, row)]) for traffic in predicted]
@@ -273,9 +275,9 @@ def _fits(traffic: ExpectedTraffic, row: Row) -> bool:
     if row.kind != traffic.kind or row.ranks != tuple(traffic.ranks):
         return False
     phases = {"forward": ("forward", "between"), "backward": ("backward",)}  # a model's own hooks run after it
-    if traffic.phase and row.place.phase not in phases[traffic.phase]:
+    if traffic.phase and row.site.phase not in phases[traffic.phase]:
         return False
-    if row.place.repeated and not traffic.repeated and traffic.phase:
+    if row.site.repeated and not traffic.repeated and traffic.phase:
         return False
     elements, n = traffic.elements, len(row.ranks)
     return not elements or any(prod(shape) in (elements, elements // n) for shape in row.shapes)
@@ -296,7 +298,7 @@ def _together(fits: list[tuple[ExpectedTraffic, list[Row]]]) -> list[tuple[list[
     return sets
 
 
-def _compare_rows(measured: Summary, predicted: list[ExpectedTraffic], rows: list[Row]) -> list[Finding]:
+def _compare_rows(measured: Summary, predicted: list[ExpectedTraffic], rows: list[Row]) -> list[StepFinding]:
     """Fills in the expected bytes, and the reason for a difference, of rows that belong together."""
     expected, sent = sum(traffic.bytes for traffic in predicted), bytes_of(rows)
     vocabularies, findings = measured.model.get("vocabularies", []), []
@@ -305,7 +307,7 @@ def _compare_rows(measured: Summary, predicted: list[ExpectedTraffic], rows: lis
     share_expected(rows, expected)
     for row in rows:
         fits = [traffic for traffic in predicted if _fits(traffic, row)]
-        fits = [traffic for traffic in fits if traffic.repeated == row.place.repeated] or fits
+        fits = [traffic for traffic in fits if traffic.repeated == row.site.repeated] or fits
         texts = [f"{traffic.what}{RECOMPUTED if traffic.repeated else ''}" for traffic in fits]
         row.why = "; ".join(dict.fromkeys(texts))
     if abs(sent - expected) > MET * expected:
@@ -319,7 +321,9 @@ def _compare_rows(measured: Summary, predicted: list[ExpectedTraffic], rows: lis
     return findings
 
 
-def _shared_inputs(predicted: list[ExpectedTraffic], rows: list[Row], expected: float, sent: float) -> list[Finding]:
+def _shared_inputs(
+    predicted: list[ExpectedTraffic], rows: list[Row], expected: float, sent: float
+) -> list[StepFinding]:
     """Several layers that take one input, and each gather it, or sum its gradient; nothing where that is not why."""
     again = sum(traffic.again_bytes for traffic in predicted)
     if not again or abs(sent - expected - again) > MET * (expected + again):
@@ -333,9 +337,9 @@ def _shared_inputs(predicted: list[ExpectedTraffic], rows: list[Row], expected: 
         if row.module in same:
             row.why += f": {same[row.module]} takes the same, and each does it for itself"
     layers = list(dict.fromkeys(name for pair in same.items() for name in reversed(pair)))
-    each = "gathers it" if rows[0].kind == "all-gather" else "sums its gradient"
-    return [Finding(
-        f"{first_of(layers, 3)} share inputs, and each {each} for itself, {amount(sent)} a step where once for an "
+    verb = "gathers it" if rows[0].kind == "all-gather" else "sums its gradient"
+    return [StepFinding(
+        f"{first_of(layers, 3)} share inputs, and each {verb} for itself, {amount(sent)} a step where once for an "
         f"input would be {amount(expected)}: PrepareModuleInput on the module around them does it once", rows[0].line,
         sent - expected,
     )]  # fmt: skip
@@ -347,7 +351,7 @@ def _difference(
     """Says why more, or less, was sent than the formula predicts."""
     times, m = sent / expected if expected else 0.0, measured.micro_batches
     if all(traffic.what == REPLICATED for traffic in predicted) and times > 1.5 and abs(times - round(times)) < MET:
-        if all(row.place.phase == "step" for row in rows):
+        if all(row.site.phase == "step" for row in rows):
             return (
                 f"{times:.0f} times, since they are sums of several ranks still when the optimizer steps, and each of "
                 "its operations that needs them sums them anew"
@@ -359,9 +363,9 @@ def _difference(
     return f"the formula says {amount(expected)} for all {amount(sent)}; why it differs is not known"
 
 
-def gathered_logits(row: Row, nbytes: float) -> Finding:
+def gathered_logits(row: Row, nbytes: float) -> StepFinding:
     """Finds logits that are gathered whole."""
-    return Finding(
+    return StepFinding(
         f"logits are gathered whole, {_times_text(row)} a step: a figure of them can be counted on each rank, a loss "
         "be computed where the vocabulary is cut, and a few numbers sent", row.line, nbytes,
     )  # fmt: skip
@@ -381,9 +385,9 @@ def _name_carried(measured: Summary, kind: str, ranks: Iterable[int], by: str) -
         within = row.kind == "send" and kind in ("PP", "CP") and set(row.ranks) <= set(ranks)
         if not within and (row.kind not in kinds or row.ranks != tuple(ranks)):
             continue
-        if kind == "CP" and by == "torch" and row.place.use != CONTEXT:
+        if kind == "CP" and by == "torch" and row.site.use != CONTEXT:
             continue
-        if row.place.phase in phases and row.bytes > SMALL_BYTES and not row.why:
+        if row.site.phase in phases and row.bytes > SMALL_BYTES and not row.why:
             row.why = carried
 
 
@@ -401,17 +405,19 @@ def explain(measured: Summary) -> None:
     findings += expect_traffic(measured)
     _by_hand(measured)
     for row in measured.collectives:
-        if row.place.phase == "evaluation":
+        if row.site.phase == "evaluation":
             row.why = "of a model that runs without gradients: an evaluation, a teacher"
         elif not row.why:
             row.why, hint = _other(measured, row)
-            findings += [hint] if isinstance(hint, Finding) else [Finding(hint, row.line, row.bytes)] if hint else []
+            findings += (
+                [hint] if isinstance(hint, StepFinding) else [StepFinding(hint, row.line, row.bytes)] if hint else []
+            )
     findings += [*one_unit(measured.parallelism), *_late(measured)]
     measured.findings = list(dict.fromkeys(findings))  # what two groups of one parallelism both have
     if measured.ranks > 1 and _alone(measured):
         alone = f"nothing is summed: each of the {measured.ranks} ranks trains a model of its own"
         rarely = f"unless it is averaged in other steps than the {measured.steps} measured"
-        measured.findings.insert(0, Finding(f"{alone}, {rarely}"))
+        measured.findings.insert(0, StepFinding(f"{alone}, {rarely}"))
 
 
 def _alone(measured: Summary) -> bool:
@@ -423,9 +429,7 @@ def _alone(measured: Summary) -> bool:
         return False
     if measured.wire_bytes is None or max(measured.wire_bytes) > SMALL_BYTES:  # a library may have sockets of its own
         return False
-    return not any(
-        prod(shape) > METRIC for row in measured.collectives if not row.place.objects for shape in row.shapes
-    )
+    return not any(prod(shape) > METRIC for row in measured.collectives if not row.site.objects for shape in row.shapes)
 
 
 def _by_hand(measured: Summary) -> None:
@@ -438,20 +442,20 @@ def _by_hand(measured: Summary) -> None:
     """
     nbytes = _parameter_bytes(measured)
     for ranks in {row.ranks for row in measured.collectives} if nbytes else ():
-        rows = [row for row in measured.collectives if row.ranks == ranks and not row.why and not row.place.objects]
+        rows = [row for row in measured.collectives if row.ranks == ranks and not row.why and not row.site.objects]
         once, half = ring_all_reduce(nbytes, len(ranks)).sent, ring_half(nbytes, len(ranks)).sent
         scattered, gathered, summed = (
             [row for row in rows if row.kind == kind] for kind in ("reduce-scatter", "all-gather", "all-reduce")
         )
         sums = [
             row for row in summed
-            if row.place.phase in ("between", "backward") and any(prod(shape) > METRIC for shape in row.shapes)
+            if row.site.phase in ("between", "backward") and any(prod(shape) > METRIC for shape in row.shapes)
         ]  # fmt: skip
         sent = bytes_of(sums)
         if sent and abs(sent - once) <= 0.01 * once and not measured.model.get("frozen", 0):
             share_expected(sums, once, _SUMMED)  # a group of one rank sends nothing
         scattered, gathered, summed = (
-            [row for row in of_kind if row.place.phase in ("between", "step") and not row.why]
+            [row for row in of_kind if row.site.phase in ("between", "step") and not row.why]
             for of_kind in (scattered, gathered, summed)
         )
         rest = half - bytes_of(summed) / 2
@@ -475,20 +479,20 @@ def _parameter_bytes(measured: Summary) -> int:
     return sum(sizes.get(dtype, 0) * count for dtype, count in measured.model.get("dtypes", {}).items())
 
 
-def _other(measured: Summary, row: Row) -> tuple[str, str | Finding]:
+def _other(measured: Summary, row: Row) -> tuple[str, str | StepFinding]:
     """Says what a row is that no parallelism has, and what to change: objects, barriers, metrics, small messages."""
-    times, between = _times_text(row), row.place.phase == "between"
+    times, between = _times_text(row), row.site.phase == "between"
     if len(row.ranks) == 1:
         return "a group of one rank sends nothing", ""
-    if row.place.objects:
-        hint = f"Python objects travel {times} a step ({row.place.objects}): send a tensor, or every so many steps"
-        return f"Python objects, pickled ({row.place.objects})", hint
+    if row.site.objects:
+        hint = f"Python objects travel {times} a step ({row.site.objects}): send a tensor, or every so many steps"
+        return f"Python objects, pickled ({row.site.objects})", hint
     if row.kind == "barrier":
-        return "a barrier", Finding(f"all ranks wait for one another at a barrier, {times} a step", row.line)
+        return "a barrier", StepFinding(f"all ranks wait for one another at a barrier, {times} a step", row.line)
     vocabularies = measured.model.get("vocabularies", [])
     if row.kind == "all-gather" and any(len(shape) > 1 and shape[-1] in vocabularies for shape in row.shapes):
         return "logits, gathered whole", gathered_logits(row, row.bytes)
-    if row.place.use == NORM and row.bytes <= SMALL_BYTES:
+    if row.site.use == NORM and row.bytes <= SMALL_BYTES:
         return "the norm of all gradients, or whether one overflowed", ""
     if row.kind == "broadcast" and row.module.endswith("DistributedDataParallel") and row.bytes > SMALL_BYTES:
         return "DDP gives all ranks rank 0's buffers", (
@@ -505,19 +509,19 @@ def _other(measured: Summary, row: Row) -> tuple[str, str | Finding]:
     return "small: it costs its latency" if row.bytes <= SMALL_BYTES else "", ""
 
 
-def one_unit(parallelism: Iterable[Parallelism]) -> Iterator[Finding]:
+def one_unit(parallelism: Iterable[Parallelism]) -> Iterator[StepFinding]:
     """Finds FSDP2 on the whole model alone though it has layers: no gather then overlaps with computation."""
     for unit in parallelism:
         shapes = unit.options.shapes if isinstance(unit.options, Fsdp2Options) else {}
         layers = {name.rpartition(".")[0] for name in shapes if "." in name}
         if unit.wraps == (ROOT,) and len(layers) > 2:
-            yield Finding(
+            yield StepFinding(
                 "the whole model is one unit of FSDP2: all parameters are gathered before the first layer, and stay to "
                 "the last; call fully_shard on each layer, then on the model", "", sum(unit.unit_bytes.values()),
             )  # fmt: skip
 
 
-def _late(measured: Summary) -> Iterator[Finding]:
+def _late(measured: Summary) -> Iterator[StepFinding]:
     """Finds a rank that computes longer than the others, which wait for it; of two slow ones neither is late."""
     if measured.ranks < 2:
         return
@@ -525,7 +529,7 @@ def _late(measured: Summary) -> Iterator[Finding]:
     waited = statistics.median(times.idle_s for times in others)
     late = max(LATE * longest.step_s, LATE_S)
     if longest.compute_s - others[-1].compute_s > late and waited > late:
-        yield Finding(
+        yield StepFinding(
             f"rank {longest.rank} computes {1e3 * longest.compute_s:.0f} ms of a step, the others "
             f"{1e3 * others[-1].compute_s:.0f}: they wait {1e3 * waited:.0f} ms for it",
         )  # fmt: skip

@@ -12,7 +12,7 @@ PARAMETERS = "parameters of a bucket, gathered"
 TIED = "gradients of the embedding, which the first and the last stage both have"
 
 
-class Options:
+class ParallelismOptions:
     """Properties of a parallelism that determine its traffic; each kind has its own beside these."""
 
     #: groups of ranks that hold the same shards
@@ -24,7 +24,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class DdpOptions(Options):
+class DdpOptions(ParallelismOptions):
     """Properties of DDP that determine its traffic.
 
     Args:
@@ -41,14 +41,14 @@ class DdpOptions(Options):
 
 
 @dataclass(frozen=True)
-class SeveralModels(Options):
+class SeveralModels(ParallelismOptions):
     """The number of models under DDP over the same ranks."""
 
     models: int
 
 
 @dataclass(frozen=True)
-class Fsdp2Options(Options):
+class Fsdp2Options(ParallelismOptions):
     """Properties of FSDP2 that determine its traffic.
 
     Args:
@@ -66,7 +66,7 @@ class Fsdp2Options(Options):
 
 
 @dataclass(frozen=True)
-class Fsdp1Options(Options):
+class Fsdp1Options(ParallelismOptions):
     """Properties of FSDP1 that determine its traffic. ``gradient_bytes``: of each unit, as they are reduced."""
 
     sharding_strategy: str
@@ -74,7 +74,7 @@ class Fsdp1Options(Options):
 
 
 @dataclass(frozen=True)
-class ZeroOptions(Options):
+class ZeroOptions(ParallelismOptions):
     """Properties of DeepSpeed's engine that determine its traffic. ``stage``: of ZeRO, 0 for none."""
 
     micro_batches: int
@@ -82,7 +82,7 @@ class ZeroOptions(Options):
 
 
 @dataclass(frozen=True)
-class CutOptions(Options):
+class CutOptions(ParallelismOptions):
     """A model, a batch or a sequence that is cut over a group of ranks, and what they send for it.
 
     Args:
@@ -126,7 +126,7 @@ class Parallelism:
     ranks: Ranks
     wraps: tuple[str, ...]
     unit_bytes: dict[str, int] = field(default_factory=dict)
-    options: Options = CutOptions()
+    options: ParallelismOptions = CutOptions()
 
     def as_json(self) -> dict[str, Any]:
         """Returns the parallelism for JSON, without the bytes of its units."""

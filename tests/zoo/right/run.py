@@ -93,16 +93,16 @@ def proven(model: dict[str, Any], layouts: Sequence[dict[str, Any]], double: boo
     import drawing
 
     from pardemo.script.compare import proof, runs
-    from pardemo.script.compare.layouts import RunLayout
+    from pardemo.script.compare.run_layouts import RunLayout
 
     made = []
     for values in [{"ranks": 1, "engine": "plain"}, *layouts]:
         script = os.path.relpath(HERE / f"{drawing.ENGINES[values['engine']][0]}.py")
         line = [f"--{key}={value}" for key, value in {**model, **values}.items() if key != "ranks"]
         made.append(RunLayout(values["ranks"], values, (script, *line)))
-    options = runs.Options(steps=2, double=double, timeout_s=90)
+    options = runs.RunOptions(steps=2, double=double, timeout_s=90)
     with contextlib.redirect_stdout(io.StringIO()):
-        return proof.scripts(made, options)
+        return proof.compare_layouts(made, options)
 
 
 def run(seed: int, number: int, counts: Counts, few: Sequence[str] = (), only: int | None = None) -> None:
@@ -129,8 +129,8 @@ def run(seed: int, number: int, counts: Counts, few: Sequence[str] = (), only: i
             counts.seconds = round(counts.seconds + time.monotonic() - begin, 1)
             counts.proofs += 1
     for place, (values, one) in enumerate(zip(chosen, made.layouts[1:], strict=True)):
-        said = [f for f in made.findings if f.layout == one.name]
-        failed, notes = made.failed.get(one.name), [n for n in made.notes if n.startswith(f"{one.name}:")]
+        said, failed = one.findings, one.error
+        notes = [n for n in made.notes if n.startswith(f"{one.name}:")]
         outcome = "alarms" if said else "failed" if failed else "in_part" if notes else "equal"
         counts.add(values["engine"], outcome)
         repeat = f"{again} --layout {place if only is None else only}"

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pardemo import pipeline_parallel as pp
 from pardemo.meters import MemoryMeter, Timeline, WireMeter
-from pardemo.meters.pace import PaddedModule
+from pardemo.meters.padding import PaddedModule
 from pardemo.meters.timeline import Span
 from pardemo.pipeline_parallel.schedules import Order
 from pardemo.pipeline_parallel.stages import balance

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from pardemo import MemoryMeter, WireMeter
 from pardemo.data_parallel import BucketedDataParallel
 from pardemo.groups import Groups, ParallelDims
-from pardemo.meters.pace import PaddedModule
+from pardemo.meters.padding import PaddedModule
 from pardemo.meters.tensors import storage_bytes
 from pardemo.peers.deepspeed import deepspeed_disk
 from pardemo.peers.deepspeed import engine as deepspeed

@@ -1,7 +1,7 @@
 """Pads a layer to a fixed duration with a sleep, which is what a GPU's work looks like to the CPU.
 
 With two cores and two ranks, real computation and communication share the same cores, so nothing can hide
-behind anything. A paced layer waits instead of computing; its claims carry the evidence ``paced``.
+behind anything. A padded layer waits instead of computing; its claims carry the evidence ``paced``.
 """
 
 import time
@@ -36,7 +36,7 @@ class PaddedModule(nn.Module):
     ):
         super().__init__()
         if min(forward_s, backward_s, weights_s) < 0:
-            raise ValueError(f"a pace is a time of 0 s or more, not {min(forward_s, backward_s, weights_s)}")
+            raise ValueError(f"a layer is padded by 0 s or more, not {min(forward_s, backward_s, weights_s)}")
         self.module, self.forward_s, self.backward_s, self.weights_s = module, forward_s, backward_s, weights_s
         self._timeline = timeline or Timeline()
         self._waits_for = next((name for name, p in module.named_parameters() if p.requires_grad), "")
