@@ -38,7 +38,7 @@ def above_zero(value: float, name: str) -> float:
         ValueError: it is 0, negative or no number.
     """
     if not value > 0:
-        raise ValueError(f"{name} must be above 0, not {value!r}")
+        raise ValueError(f"{name} must be above 0, not {value:g}")
     return value
 
 

@@ -198,7 +198,7 @@ def test_any_layout_is_read_or_refused_in_one_line(text):
         ('train.py "open', ["ranks=1", "ranks=2"], {}, "the script's line cannot be read, no closing quotation: train"),
         ("train.py {batch}", ["ranks=1", "ranks=2"], {}, "{batch}, which the layout 'ranks=1' does not say"),
         ("train.py", ["ranks=1"], {}, "a proof needs two layouts or more"),
-        ("train.py", ["ranks=1", "ranks=2"], {"steps": 0}, "steps must be at least 1, not 0"),
+        ("train.py", ["ranks=1", "ranks=2"], {"steps": 0}, "steps must be a whole number of at least 1, not 0"),
         ("no_such.py", ["ranks=1", "ranks=2"], {}, "no_such.py"),
     ],
 )

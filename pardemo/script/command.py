@@ -58,8 +58,7 @@ def add_measure(commands: Any) -> None:
 def run_measure(arguments: argparse.Namespace) -> int:
     """Runs ``pardemo measure``; returns 0 where the script was measured, 2 where it could not be."""
     options.at_least(arguments, 1, "ranks", "steps", "gpus", "sequence", "micro_batch")
-    if not arguments.timeout > 0:
-        raise ValueError(f"--timeout must be above 0, not {arguments.timeout:g}")
+    options.above_zero(arguments.timeout, "--timeout")
     from pardemo.cluster import MAX_RANKS
     from pardemo.script.report import files, sections
     from pardemo.script.runtime import launch_lines, runner
@@ -137,7 +136,7 @@ def _print_failure(arguments: argparse.Namespace, error: "ScriptError", out: Pat
     if arguments.json:
         print(report)
     if out is not None:
-        project.write_atomically(out / "standstill.json", lambda temporary: temporary.write_text(report, "utf-8"))
+        project.write_text(out / "standstill.json", report)
     return 2
 
 
@@ -202,8 +201,7 @@ def add_prove(commands: Any) -> None:
 def run_prove(arguments: argparse.Namespace) -> int:
     """Runs ``pardemo prove``; returns 0 for equal, 1 for different, 2 where a layout could not be run."""
     options.at_least(arguments, 1, "steps")
-    if not arguments.timeout > 0:
-        raise ValueError(f"--timeout must be above 0, not {arguments.timeout:g}")
+    options.above_zero(arguments.timeout, "--timeout")
     if arguments.stop:
         return run_stop(arguments)
     for name in ("resume", "stops", "seed", "grace"):

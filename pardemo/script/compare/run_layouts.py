@@ -100,16 +100,16 @@ def tables_of(path: str) -> tuple[list[str], list[dict[str, Any]], dict[str, Any
     return words_of(script, f"{path}: "), tables, read
 
 
-def words_of(line: str, where: str = "") -> list[str]:
+def words_of(line: str, origin: str = "") -> list[str]:
     """Splits a script's line into words, as a shell does.
 
     Raises:
-        ValueError: a quotation has no end; ``where`` stands before it.
+        ValueError: a quotation has no end; ``origin`` stands before it.
     """
     try:
         return shlex.split(line)
     except ValueError as error:
-        raise ValueError(f"{where}the script's line cannot be read, {str(error).lower()}: {line}") from None
+        raise ValueError(f"{origin}the script's line cannot be read, {str(error).lower()}: {line}") from None
 
 
 def from_texts(texts: Sequence[Mapping[str, Any] | str], line: Sequence[str], alone: bool = False) -> list[RunLayout]:
@@ -153,17 +153,17 @@ def _parse_values(text: str, takes: str) -> dict[str, Any]:
     return values
 
 
-def _layout(values: Mapping[str, Any], where: str) -> RunLayout:
+def _layout(values: Mapping[str, Any], origin: str) -> RunLayout:
     ranks = values.get("ranks")
     if ranks is None:
-        raise ValueError(f"{where}: say how many ranks, as ranks=4")
+        raise ValueError(f"{origin}: say how many ranks, as ranks=4")
     if type(ranks) is not int or not 1 <= ranks <= MAX_RANKS:
-        raise ValueError(f"{where}: ranks must be a number from 1 to {MAX_RANKS}, not {ranks!r}")
+        raise ValueError(f"{origin}: ranks must be a number from 1 to {MAX_RANKS}, not {ranks!r}")
     for key, value in values.items():
         if not isinstance(value, (int, float, str)) or isinstance(value, bool):
-            raise ValueError(f"{where}: {key} must be a number or a text, not {value!r}")
+            raise ValueError(f"{origin}: {key} must be a number or a text, not {value!r}")
         if key in SIZES and (type(value) is not int or value < 1):
-            raise ValueError(f"{where}: {key} must be a number from 1 on, not {value!r}")
+            raise ValueError(f"{origin}: {key} must be a number from 1 on, not {value!r}")
     return RunLayout(ranks, dict(values))
 
 

@@ -189,4 +189,4 @@ def _read_log(file: Path) -> Log:
 
 def headline(error: BaseException) -> str:
     """An exception's type and message, on one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split()).rstrip(":")
+    return project.one_line(f"{type(error).__name__}: {error}").rstrip(":")

@@ -163,10 +163,10 @@ class CurrentStep:
         self.clipped_after = 0  # and after how many backward passes
         self.accumulated_after = 0  # the backward passes after which gradients were last looked at within the step
 
-    def note_line(self, event: str, where: Callable[[], str]) -> None:
+    def note_line(self, event: str, find_line: Callable[[], str]) -> None:
         """Notes the script's line for what the step does, where it has none yet."""
         if event not in self.step.lines:
-            self.step.lines[event] = where()
+            self.step.lines[event] = find_line()
 
 
 #: Edge of the block of which a sketch keeps one number, along each of a parameter's last two axes.

@@ -1,6 +1,5 @@
 """Writes the files of ``pardemo measure --out``: JSON, tables, a trace for Perfetto, snapshots of memory."""
 
-import functools
 import json
 import tempfile
 from collections.abc import Sequence
@@ -49,7 +48,7 @@ def write_report(folder: Path, measured: Summary, seen: Sequence[RankTrace], scr
         "trace.json": json.dumps({"traceEvents": events(seen)}),
     }
     for name, content in texts.items():
-        project.write_atomically(folder / name, functools.partial(Path.write_text, data=content, encoding="utf-8"))
+        project.write_text(folder / name, content)
 
     for trace in seen:
         snapshot.write_snapshot(folder / f"memory_rank{trace.rank}.pickle", trace.memory.blocks)

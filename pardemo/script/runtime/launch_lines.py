@@ -264,7 +264,7 @@ def _launcher_result(name: str, action: Callable[[], Any]) -> Any:
     try:
         return action()
     except (ValueError, RuntimeError, ConnectionError, OSError, AssertionError, KeyError, TypeError) as error:
-        raise ValueError(f"{name}: {' '.join(str(error).split())}") from None
+        raise ValueError(f"{name}: {project.one_line(error)}") from None
 
 
 def _parse_options(name: str, parse: Callable[[list[str]], argparse.Namespace], words: list[str]) -> argparse.Namespace:
@@ -274,7 +274,7 @@ def _parse_options(name: str, parse: Callable[[list[str]], argparse.Namespace], 
         with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(printed):
             args = parse(words)
     except SystemExit:
-        last = printed.getvalue().strip().rpartition("error: ")[2].partition("\n")[0]
+        last = project.first_line(printed.getvalue().rpartition("error: ")[2])
         raise ValueError(f"{name} would refuse its line: {last}") from None
     if args.no_python:
         script = args.user_script if name == "deepspeed" else args.training_script

@@ -279,8 +279,7 @@ def _advice(error: BaseException) -> str | None:
             return f"{cause.name} runs on GPUs only: choose {GPU_ONLY[cause.name]}{at_line}"
         for pattern, advice in ERRORS:
             if re.search(pattern, str(cause)):
-                first = " ".join(str(cause).split())[:120]
-                return f"{advice}{at_line}: {first}"
+                return f"{advice}{at_line}: {project.one_line(cause, 120)}"
         cause = cause.__cause__ or cause.__context__
     return None
 

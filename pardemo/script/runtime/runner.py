@@ -14,6 +14,7 @@ from typing import Any
 
 from pardemo import World
 from pardemo.cluster import Cluster
+from pardemo.project import first_line, one_line
 from pardemo.script.hangs import journal, standstill
 from pardemo.script.hangs.deadlock_watch import DeadlockWatch
 from pardemo.script.hangs.journal import Log
@@ -116,7 +117,7 @@ def script_error(name: str, error: RankError, logs: dict[int, Log], at_s: float)
         line = f"{ranks_text(list(error.deaths))} ended by os._exit(0), which leaves no report"
     elif isinstance(error, RankDied):
         then = still.line if parted else still.waited
-        line = _as_one_line(str(error).partition("\n")[0]) + (f"; {then}" if then else "")
+        line = _as_part(first_line(error)) + (f"; {then}" if then else "")
     elif parted or (isinstance(error, RankTimeout) and still.stuck):
         line = still.line
     elif isinstance(error, RankFailed):
@@ -124,7 +125,7 @@ def script_error(name: str, error: RankError, logs: dict[int, Log], at_s: float)
     elif isinstance(error, RankTimeout):
         line = "; ".join(filter(None, (f"not over after {error.timeout_s:g} s: {still.whereabouts}", error.busy)))
     else:
-        line = _as_one_line(str(error))
+        line = _as_part(error)
     return ScriptError(f"{name}: {line}", str(error), still)
 
 
@@ -133,19 +134,19 @@ def _raised_text(name: str, error: RankFailed, still: Standstill) -> str:
     if failure.type == "Exited":
         ranks = [rank for rank, other in error.failures.items() if other.message == failure.message]
         alone = f" (on {ranks_text(ranks)})" if error.stopped or len(ranks) < len(error.failures) else ""
-        return f"{name} ended by {_as_one_line(failure.message)}; what it printed says why{alone}"
+        return f"{name} ended by {_as_part(failure.message)}; what it printed says why{alone}"
     if failure.type == "OwnProcesses":
         return f"{name}: {failure.message}"
     asks = "EOF when reading a line" in failure.headline  # as input() says it
     hint = ": ranks have no standard input, so a script cannot ask" if asks else ""
     site = at_line("".join(_script_lines(failure.traceback)[-1:]))
     waited = f"; {still.waited}" if still.waits else ""
-    return f"{name}: rank {rank} raised {_as_one_line(failure.headline)}{site}{hint}{waited}"
+    return f"{name}: rank {rank} raised {_as_part(failure.headline)}{site}{hint}{waited}"
 
 
-def _as_one_line(text: str) -> str:
+def _as_part(message: object) -> str:
     """Returns a message of any length as a part of a line."""
-    return shortened(" ".join(text.split()), LONGEST)
+    return shortened(one_line(message), LONGEST)
 
 
 def _script_line(stack: str) -> str:

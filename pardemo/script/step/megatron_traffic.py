@@ -96,12 +96,12 @@ class Megatron(Reader):
         layer: Any = passage.module
         self._summed(passage, ranks_of(layer.tp_group), output, layer.reduce_scatter_embeddings)
 
-    def _summed(self, passage: Passage, ranks: Ranks, made: torch.Tensor, scattered: bool) -> None:
+    def _summed(self, passage: Passage, ranks: Ranks, output: torch.Tensor, scattered: bool) -> None:
         if scattered:
-            self._tp(passage, ranks, "reduce-scatter", "forward", made.numel() * len(ranks), made, SUMMED)
-            self._tp(passage, ranks, "all-gather", "backward", made.numel() * len(ranks), made, REGATHERED)
+            self._tp(passage, ranks, "reduce-scatter", "forward", output.numel() * len(ranks), output, SUMMED)
+            self._tp(passage, ranks, "all-gather", "backward", output.numel() * len(ranks), output, REGATHERED)
         else:
-            self._tp(passage, ranks, "all-reduce", "forward", made.numel(), made, SUMMED)
+            self._tp(passage, ranks, "all-reduce", "forward", output.numel(), output, SUMMED)
 
     def _embedding(self, passage: Passage, args: tuple[Any, ...], output: torch.Tensor) -> None:
         layer: Any = passage.module

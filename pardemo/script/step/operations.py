@@ -144,14 +144,14 @@ class OperationRecorder(compat.TorchDispatchMode):
         for tensor in (*written, *changed):
             self._last[_key(tensor)] = -1, self._operations
 
-    def _exchanged(self, func: Any, args: Any, kwargs: Any, out: Any, made: range) -> None:
+    def _exchanged(self, func: Any, args: Any, kwargs: Any, out: Any, created: range) -> None:
         read, written = tensors_in((args, kwargs)), tensors_in(out)
         if "recv" in compat.op_schema(func).name:
             written = read
         wrote = [self._last[key] for key in map(_key, read) if key in self._last]
         after = tuple(sorted({number for number, _ in wrote if number >= 0}))
         operations = max((count for _, count in wrote), default=0)
-        for call in made:
+        for call in created:
             self.list.append(RecordedCollective(self._exchanges, call, operations, after, False))
             self._exchanges += 1
         for tensor in written:
