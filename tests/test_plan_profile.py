@@ -11,9 +11,10 @@ from test_plan_reasons import plan, row
 
 from pardemo import Cluster, cli, project
 from pardemo.cluster import tiers
-from pardemo.planner import hardware, measured, profile, table
-from pardemo.planner.layouts import machines
+from pardemo.planner import answer, command, hardware, measured, profile, table
+from pardemo.planner.layouts.command import job_of
 from pardemo.planner.layouts.job import Job
+from pardemo.planner.layouts.machines import Link, Machine
 from pardemo.planner.layouts.micro_batch import matmul_seconds
 from pardemo.planner.layouts.programs import MEGATRON
 from pardemo.planner.layouts.published import loaders, runs
@@ -34,8 +35,7 @@ def saved(folder, drop=(), **changes):
 
 
 def test_what_was_measured_is_what_is_planned_with(tmp_path):
-    found = profile.find_profile(str(saved(tmp_path)), 16)
-    here = machines.machine(found, 16, 8)
+    here = profile.find_profile(str(saved(tmp_path)), 16).machine(16, 2)
     assert here.matrix_flops == pytest.approx(700e12 * 0.9)
     assert here.memory_bytes_per_s == pytest.approx(2850e9)
     assert here.gpu.memory_bytes == pytest.approx(79.1 * 2**30)
@@ -46,10 +46,12 @@ def test_what_was_measured_is_what_is_planned_with(tmp_path):
 
 def test_a_link_that_was_not_measured_is_its_datasheets(tmp_path):
     found = profile.load_profile(saved(tmp_path, drop=("between",)))
-    assert machines.machine(found, 16, 8, 100e9).rate(16) == pytest.approx(80e9)
-    assert found.link(None, 8) == hardware.link("ethernet-100g")
+    assert found.machine(16, 2, "800").rate(16) == pytest.approx(80e9)
+    usual = found.machine(16, 2)
+    assert usual.link_bytes_per_s == hardware.link("ethernet-100g")
+    assert usual.rate(16) == pytest.approx(0.8 * hardware.link("ethernet-100g"))
     own = profile.load_profile(saved(tmp_path))
-    assert own.link("400", 8) == 50e9, "a link that is asked for goes before the measured one"
+    assert own.machine(16, 2, "400").link_bytes_per_s == 50e9, "a link that is asked for goes before the measured one"
 
 
 def test_a_machine_has_bf16_unless_its_file_says_otherwise(tmp_path):
@@ -65,14 +67,15 @@ def test_products_in_8_bits_take_half_the_time_of_bf16(name):
 
 def test_a_gpu_of_the_table_is_what_it_was():
     found = profile.find_profile("H100", 16)
-    assert machines.machine(found, 16, 8, 400e9) == machines.Machine(hardware.gpu("H100"), 16, 8, 400e9)
+    assert found.machine(16, 2, "3200") == Machine(hardware.gpu("H100"), 16, 8, 400e9)
+    assert found.on_hosts(16, 8, Link("", 400e9)) == Machine(hardware.gpu("H100"), 16, 8, 400e9)
 
 
 def test_rates_by_size_say_what_small_products_lose(tmp_path):
     rates = {str(n): 800 / (1 + 300 / n) ** 3 for n in (1024, 2048, 4096, 8192)}
     gpu = profile.load_profile(saved(tmp_path, reachable_tflops=rates)).gpu
     assert (gpu.reachable, gpu.small) == pytest.approx((800e12, 300))
-    here = machines.machine(profile.load_profile(saved(tmp_path, reachable_tflops=rates, sustained=1.0)), 8, 8)
+    here = profile.load_profile(saved(tmp_path, reachable_tflops=rates, sustained=1.0)).machine(8)
     job = Job(Shape(4, 2048, 16, 16, 8192, 32000), here, MEGATRON.but(tile_loss=1.0))
     seconds = matmul_seconds(job, Matmul(2048, 2048, COLUMNS), 1, 2048)
     assert 2 * 2048**3 / seconds == pytest.approx(rates["2048"] * 1e12), "and no longer what its program's runs say"
@@ -86,6 +89,22 @@ def test_a_fine_tunes_plan_takes_it_too(tmp_path, monkeypatch):
     assert (own.matrix_flops, own.memory_bytes_per_s) == pytest.approx((700e12 * 0.9, 2850e9))
     assert own.rate(8) == pytest.approx(360e9)
     assert (usual.rate(8), usual.memory_bytes_per_s) == pytest.approx((0.8 * 450e9, 0.85 * 3350e9))
+
+
+@pytest.mark.parametrize("link", [None, "400"])
+@pytest.mark.parametrize("gpu", ["measured", "measured without a link between hosts", "H100", "GB200"])
+def test_a_fine_tune_and_a_search_are_planned_on_the_same_machine(tmp_path, gpu, link):
+    """Its latencies and the rate that its links reach decide on the best layout, so both have to have them."""
+    if gpu.startswith("measured"):
+        gpu = str(saved(tmp_path, drop=() if gpu == "measured" else ("between",)))
+    options = ["--model", "llama3-8b", "--gpus", "144", "--gpu", gpu, *(["--link", link] if link else [])]
+    plan_of = cli._parser().parse_args(["plan", *options, "--per-step", "144"])
+    search_of = cli._parser().parse_args(["plan", "--search", *options])
+    for arguments in (plan_of, search_of):
+        command.question_of(arguments)
+    fine_tune, search = answer.request_of(plan_of)[0].machine, job_of(search_of).machine
+    assert fine_tune == search
+    assert (fine_tune.link, fine_tune.link_bytes_per_s) == (search.link, search.link_bytes_per_s)
 
 
 @pytest.mark.parametrize(

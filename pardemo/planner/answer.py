@@ -19,7 +19,6 @@ from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.published.finetune_runs import TIGHT
 from pardemo.planner.layouts.tuning import Tuning
 from pardemo.planner.progress import progress
-from pardemo.planner.rates import LINK_SHARE
 from pardemo.planner.table import PLANNED_ENGINES, Plan, PlanRow, Request, engine_title
 from pardemo.tables import text_table
 
@@ -99,10 +98,7 @@ def request_of(arguments: argparse.Namespace) -> tuple[Request, recipe.Recipe]:
     base = recipe.load(arguments.recipe)
     train = base.train
     gpus = base.world.ranks if arguments.gpus is None else arguments.gpus
-    gpu_profile = profile.find_profile(arguments.gpu, gpus)
-    each = gpus // gpu_profile.hosts(gpus, arguments.hosts)
-    share = 1.0 if gpu_profile.gpu.measured else LINK_SHARE
-    machine = Machine(gpu_profile.gpu, gpus, each, gpu_profile.link(arguments.link, each), link_share=share)
+    machine = profile.find_profile(arguments.gpu, gpus).machine(gpus, arguments.hosts, arguments.link)
     base = _on_model(base, arguments.model)
     name = arguments.model or _model_of(base.model.path)
     if arguments.write or arguments.snapshot or arguments.dry_run:
@@ -190,7 +186,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
     request, machine = plan.request, plan.request.machine
     return {
         "gpu": machine.gpu.name, "gpus": machine.gpus, "hosts": machine.hosts, "host_gpus": machine.host_gpus,
-        "link_bytes_per_s": machine.between, "steps": request.steps,
+        "link_bytes_per_s": machine.link_bytes_per_s, "steps": request.steps,
         "epochs": request.epochs or None, "samples": request.rows or None,
         "rows": [row_json(row) for row in plan.rows],
         "recommended": plan.rows.index(plan.best) if plan.best else None, "why": table.explain_best(plan),
@@ -254,7 +250,7 @@ def _describe(machine: Machine) -> str:
     text = f"{machine.gpus} × {machine.gpu.name} ({machine.gpu.source})"
     if machine.hosts == 1:
         return text
-    gigabits = 8 * machine.between / 1e9
+    gigabits = 8 * machine.link_bytes_per_s / 1e9
     return f"{text} on {machine.hosts} hosts of {machine.host_gpus}, {gigabits:.4g} Gbit/s between hosts"
 
 

@@ -145,9 +145,8 @@ def _planned_layout(
         NoCounterpart: the planner's layouts have nothing like it.
         ValueError: the layout cannot be run with the model or the GPUs.
     """
-    from pardemo.planner import profile
-    from pardemo.planner.layouts import Job, find_program, layout
-    from pardemo.planner.layouts.machines import machine
+    from pardemo.planner import hardware
+    from pardemo.planner.layouts import Job, Machine, find_program, layout
     from pardemo.planner.layouts.memory import memory
 
     trained = trained_of(fullest, measured)
@@ -162,7 +161,7 @@ def _planned_layout(
     program = find_program(PROGRAM).but(
         weight_bytes=weight, gradient_bytes=gradient, state_bytes=trained["state"], logit_bytes=LOGITS[compute]
     )
-    job = Job(asked.shape, machine(profile.find_profile("H100", gpus), gpus, min(gpus, 8)), program, sequence)
+    job = Job(asked.shape, Machine(hardware.gpu("H100"), gpus, min(gpus, 8)), program, sequence)
     plan = memory(job, chosen)
     kinds = dict(plan.lines)
     kinds["activations"] *= compute / 2  # the planner's are of 16 bits

@@ -24,7 +24,7 @@ from pardemo.planner import hardware
 from pardemo.planner.layouts import configurations
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout, recomputation
-from pardemo.planner.layouts.machines import Machine, machine
+from pardemo.planner.layouts.machines import Link, Machine
 from pardemo.planner.layouts.programs import FOUNDRY, NANOTRON, PROGRAMS, Program, find_program
 from pardemo.planner.layouts.published import runs
 from pardemo.planner.layouts.published.runs import TRUTH, Cells, PublishedRun, rows
@@ -265,7 +265,7 @@ def load(path: Path, measured: GpuProfile | None = None, left_out: list[str] | N
     for place, run in enumerate(published):
         cluster = run.job.machine
         if measured and cluster.gpu.name == measured.gpu.name:
-            between = None if measured.between else cluster.between
-            cluster = machine(measured, cluster.gpus, cluster.host_gpus, between)
+            link = measured.measured_link or Link(path.name, cluster.between)
+            cluster = measured.on_hosts(cluster.gpus, cluster.host_gpus, link)
             published[place] = replace(run, job=replace(run.job, machine=cluster))
     return published
