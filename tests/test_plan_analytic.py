@@ -16,12 +16,12 @@ from transformers import CONFIG_MAPPING
 from pardemo.cli import main
 from pardemo.finetune import lora
 from pardemo.planner import dry_run_comparison, engines, hardware, models, table
-from pardemo.planner.estimate import Estimate
+from pardemo.planner.estimate import Memory
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts import Machine, configurations
-from pardemo.planner.layouts.fine_tune_memory import OVERHEADS, kept_of_a_token
+from pardemo.planner.layouts.fine_tune_memory import ALLOCATOR_BYTES, INT4_LOGIT_BYTES, kept_of_a_token
 from pardemo.planner.layouts.fine_tune_step import sent_bytes
-from pardemo.planner.layouts.job import ENGINES, FUSED_NORMS, TRANSFORMERS, engine_of, fine_tune
+from pardemo.planner.layouts.job import ENGINES, FUSED_NORMS, TRANSFORMERS, engine_name, fine_tune
 from pardemo.planner.layouts.memory import memory
 from pardemo.planner.layouts.published import finetune_runs
 from pardemo.planner.layouts.shape import Mamba, Shape
@@ -48,7 +48,7 @@ CASES = small_jobs()[::2]
 
 def test_a_dry_run_beside_a_plan_tells_both_and_which_is_which():
     planned, run = ({"parameters": nbytes, "allocator": 1e9} for nbytes in (3e9, 2e9))
-    both = dry_run_comparison.DryRunComparison(Estimate(planned, "backward"), Estimate(run, "step"), (5e9, 4e9))
+    both = dry_run_comparison.DryRunComparison(Memory(planned, "backward"), Memory(run, "step"), (5e9, 4e9))
     assert both.as_json() == {
         "tensors": 2e9, "planned_tensors": 3e9, "difference": 0.5, "peak_bytes": 3e9, "phase": "step", "lines": run,
         "sent_bytes_per_step": 4e9,
@@ -103,7 +103,8 @@ def test_published_peaks():
 
 def test_constants_are_the_fits_to_every_second_run():
     fitted, _ = finetune_runs.halves(RUNS)
-    assert finetune_fit.of_memory(fitted) == OVERHEADS
+    constants = {"ALLOCATOR_BYTES": ALLOCATOR_BYTES, "INT4_LOGIT_BYTES": INT4_LOGIT_BYTES}
+    assert finetune_fit.of_memory(fitted) == constants
     assert finetune_fit.of_time(fitted) == FUSED_NORMS
     assert finetune_fit.of_plain(FUSED_NORMS).but(name=TRANSFORMERS.name) == TRANSFORMERS
 
@@ -218,7 +219,7 @@ def test_an_engines_name_is_a_program_and_what_its_ranks_share():
     shape = configurations.shape_of_config(models.find("llama3.1-8b"))
     for name in ENGINES:
         job, layout = fine_tune(shape, A100S, engine=name, ranks=8)
-        assert engine_of(job, layout) == name
+        assert engine_name(job, layout) == name
         assert step(job, layout).tokens_per_s == 8 * 1024 / step(job, layout).seconds / 8
     with pytest.raises(ValueError, match=r"zero-0.*'zero-4'"):
         fine_tune(shape, A100S, engine="zero-4")

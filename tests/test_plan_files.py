@@ -62,7 +62,8 @@ def test_deepspeed_reads_the_offload_that_was_planned(engine, offload):
 def test_the_written_configuration_does_what_was_planned(told):
     asked = request(job={"zero": told})
     for stage in (0, 1, 2, 3):
-        settings = files.deepspeed_configuration(asked, row(f"zero-{stage}"), BASE)["zero_optimization"]
+        planned = row(f"zero-{stage}", overlaps=told.get("overlap_comm"))
+        settings = files.deepspeed_configuration(asked, planned, BASE)["zero_optimization"]
         assert settings["overlap_comm"] == (stage == 3 if "overlap_comm" not in told else stage > 0)
         assert settings["use_multi_rank_bucket_allreduce"] == told.get("use_multi_rank_bucket_allreduce", True)
 

@@ -13,7 +13,7 @@ from pardemo.planner.job import RankJob
 from pardemo.planner.layouts import Machine, fine_tune
 from pardemo.planner.layouts.configurations import shape_of_config as shape_of
 from pardemo.planner.measured_peak import example_config
-from pardemo.planner.memory_curve import BUILT_SHARDED, Estimate
+from pardemo.planner.memory_curve import BUILT_SHARDED, Memory
 
 A800S = Machine(hardware.gpu("A800-80GB"), 8)  # of 85.2 GB: 78.4 where 8 % stay free, 83.5 that ever fitted
 
@@ -28,6 +28,7 @@ def row(
     checkpointing=True,
     built=30.0,
     accumulation=None,
+    overlaps=None,
 ):
     """A row whose step and memory are made up."""
     job, layout = fine_tune(
@@ -40,11 +41,12 @@ def row(
         offload=offload,
         accumulation=accumulation or 32 // batch,
         checkpointing=checkpointing,
+        overlaps=overlaps,
     )
     one = table.PlanRow(job, layout)
     building = built * 1e9 if engine in BUILT_SHARDED else None
     vars(one)["step"] = PredictedStep({"matrix multiplications": 3600 * hours}, 0.0, 1.0, 1, 1, (1,), sent)
-    vars(one)["memory"] = Estimate({"parameters": gigabytes * 1e9}, "backward", building)
+    vars(one)["memory"] = Memory({"parameters": gigabytes * 1e9}, "backward", building)
     return one
 
 

@@ -14,7 +14,7 @@ from pardemo.planner.layouts import command as layout_command
 from pardemo.planner.layouts import configurations
 from pardemo.planner.layouts.configurations import usual_target
 from pardemo.planner.layouts.intervals import of_fine_tune
-from pardemo.planner.layouts.job import HYBRID
+from pardemo.planner.layouts.job import check_not_hybrid
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.published.finetune_runs import TIGHT
 from pardemo.planner.layouts.tuning import Tuning
@@ -107,10 +107,7 @@ def request_of(arguments: argparse.Namespace) -> tuple[Request, recipe.Recipe]:
         config: Any = models.find(name)
     else:
         config = configurations.find_configuration(name)
-    if (shape := configurations.shape_of_config(config)).hybrid:
-        raise ValueError(
-            f"{shape.name}: fine-tunes of {HYBRID} are not planned; --search and --explain plan their training"
-        )
+    check_not_hybrid(configurations.shape_of_config(config))
     if config.model_type == "baichuan":
         config.loss_head = base.model.loss_head
     zero = (base.deepspeed or {}).get("zero_optimization", {})

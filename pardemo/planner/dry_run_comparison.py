@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 
 from pardemo.meters.snapshot import Block, of_sums
-from pardemo.planner.estimate import Estimate
+from pardemo.planner.estimate import Memory
 from pardemo.planner.footprint import LINES, Footprint
-from pardemo.planner.layouts import fine_tune_step
-from pardemo.planner.layouts.fine_tune_step import tensor_bytes
+from pardemo.planner.layouts.fine_tune_step import reductions, tensor_bytes
 from pardemo.planner.memory_curve import Curve
 from pardemo.planner.table import PlanRow, Request
 
@@ -20,8 +19,8 @@ SHOWN_FROM = 0.02  # of the tensors: lines that differ by less are not shown
 class DryRunComparison:
     """The peak of a GPU by line, ``planned`` and in the engine's dry ``run``; ``sent``: bytes of a step in both."""
 
-    planned: Estimate
-    run: Estimate
+    planned: Memory
+    run: Memory
     sent: tuple[float, float]
 
     @property
@@ -95,11 +94,10 @@ def _curve(request: Request, row: PlanRow) -> tuple[Curve, tuple[str, int, int, 
 def _sent(request: Request, row: PlanRow, run: Footprint) -> float:
     """Returns bytes that a rank sends in the row's step: the engine's calls, and tensor parallelism's by formula."""
     each, once = run.data_parallel_bytes(request.dp, request.tp * request.pp)
-    reductions = fine_tune_step.reductions(row.engine, row.accumulation)
-    return reductions * each + once + row.accumulation * tensor_bytes(row.job, row.layout)
+    return reductions(row.layout) * each + once + row.accumulation * tensor_bytes(row.job, row.layout)
 
 
-def blocks_of_row(request: Request, row: PlanRow, peak: Estimate) -> list[Block]:
+def blocks_of_row(request: Request, row: PlanRow, peak: Memory) -> list[Block]:
     """Returns a block for each tensor of the row's dry run, and blocks that stay for the rest of a GPU's memory.
 
     What is alive at most at one time is the ``peak`` of that run, rounded to whole bytes. The allocator's block is what

@@ -29,17 +29,20 @@ def choose(candidates: Sequence[T], seconds: Callable[[T], float], preference: C
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """One GPU's peak, line by line, in bytes: those of tensors, then the allocator's, CUDA's and NCCL's own.
+class Memory:
+    """The fullest GPU's peak, line by line, in bytes: those of tensors, then the allocator's, CUDA's and NCCL's own.
 
-    ``phase`` is what ran then: of a dry run a phase, of the model the moment that takes most. ``building_bytes`` is the
-    most while the model is built whole on the GPU before the engine cuts it (and CUDA's context), None for an engine
-    that leaves parameters whole: :data:`BUILT_SHARDED` says how to go without.
+    Args:
+        phase: what ran then: a phase of a dry run, or the moment of a fine-tune that takes most.
+        building_bytes: the most while the model is built whole on the GPU before the engine cuts it (and CUDA's
+            context); None for an engine that leaves parameters whole. :data:`BUILT_SHARDED` says how to go without.
+        stage: the pipeline stage that the GPU is in.
     """
 
     lines: dict[str, float]
-    phase: str
+    phase: str = ""
     building_bytes: float | None = None
+    stage: int = 0
 
     @property
     def peak_bytes(self) -> float:
@@ -95,10 +98,3 @@ class PredictedStep:
     def mfu(self) -> float:
         """The model's operations over what the GPUs could have done (Chowdhery et al. 2022, appendix B)."""
         return self.model_flops / self.seconds / self.gpus / self.peak_flops
-
-
-@dataclass(frozen=True)
-class Memory(Estimate):
-    """Bytes of the fullest rank line by line, and the stage that it is in; of a fine-tune with the moment (phase)."""
-
-    stage: int = 0

@@ -15,7 +15,8 @@ from pardemo.finetune.recipe import Recipe
 from pardemo.peers.accelerate import job_settings
 from pardemo.planner.engines import layers_of, lora_config, outline
 from pardemo.planner.job import RankJob
-from pardemo.planner.layouts import fine_tune_step
+from pardemo.planner.layouts.fine_tune_step import overlaps
+from pardemo.planner.layouts.job import BUCKET_ELEMENTS
 from pardemo.planner.layouts.launch import cluster
 from pardemo.planner.table import PlanRow, Request
 
@@ -116,11 +117,11 @@ def deepspeed_configuration(request: Request, row: PlanRow, base: Recipe) -> dic
     job = request.job.but(engine=row.engine)
     zero: dict[str, Any] = {
         "contiguous_gradients": True,
-        "reduce_bucket_size": 500_000_000,
+        "reduce_bucket_size": BUCKET_ELEMENTS,
         "use_multi_rank_bucket_allreduce": True,
         **dict(job.zero),
         "stage": row.stage,
-        "overlap_comm": fine_tune_step.overlaps(job.engine, job.zero.get("overlap_comm")),
+        "overlap_comm": overlaps(row.job.program, row.layout),
     }
     if row.offload != "none":
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}

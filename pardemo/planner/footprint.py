@@ -8,6 +8,7 @@ import numpy as np
 from pardemo import compat
 from pardemo.planner.engines import Running
 from pardemo.planner.job import RankJob
+from pardemo.planner.layouts.job import BUCKET_ELEMENTS
 from pardemo.planner.storage_recorder import Life, StorageRecorder
 
 #: The lines of a footprint, from what stays to what comes and goes.
@@ -158,7 +159,7 @@ def classify(recorder: StorageRecorder, running: Running, job: RankJob) -> None:
 
 def is_bucket(life: Life, job: RankJob) -> bool:
     """Returns whether a storage is DeepSpeed's buffer for gradients on their way, whose size is a setting."""
-    return life.origin == "engine" and life.nbytes == 2 * job.zero.get("reduce_bucket_size", 500_000_000)
+    return life.origin == "engine" and life.nbytes == 2 * job.zero.get("reduce_bucket_size", BUCKET_ELEMENTS)
 
 
 def _line(life: Life, job: RankJob) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 
 from pardemo.planner.allocator import reserved_bytes
 from pardemo.planner.dryrun import dry_run
-from pardemo.planner.estimate import BUILT_SHARDED, CONTEXT_BYTES, NCCL_BYTES, OFFLOADS, Estimate
+from pardemo.planner.estimate import BUILT_SHARDED, CONTEXT_BYTES, NCCL_BYTES, OFFLOADS, Memory
 from pardemo.planner.footprint import DATA_PARALLEL_MOST, LINES, Footprint, shares_on_gpu, timeline
 from pardemo.planner.job import RankJob
 from pardemo.termination import end_with_parent
@@ -51,7 +51,7 @@ class Curve:
         in_flight: int = 1,
         accumulation: int | None = None,
         room: float = math.inf,
-    ) -> Estimate:
+    ) -> Memory:
         """Estimates the peak of a GPU with ``batch`` samples.
 
         Args:
@@ -74,7 +74,7 @@ class Curve:
         if nccl:
             lines["NCCL"] = nccl
         building = base.building_bytes / (tp * pp) + CONTEXT_BYTES if self.job.engine in BUILT_SHARDED else None
-        return Estimate(lines, _phases(base)[top], building)
+        return Memory(lines, _phases(base)[top], building)
 
     def events(
         self,

@@ -11,9 +11,8 @@ from functools import cached_property
 from pardemo.planner.estimate import OFFLOADS, RESERVE, choose
 from pardemo.planner.job import RankJob, check_tensor_parallel
 from pardemo.planner.layouts import configurations
-from pardemo.planner.layouts.fine_tune_step import stage_of
 from pardemo.planner.layouts.intervals import Interval, of_fine_tune
-from pardemo.planner.layouts.job import BUCKET, ENGINES, Job, engine_of, fine_tune
+from pardemo.planner.layouts.job import BUCKET_ELEMENTS, ENGINES, Job, engine_name, fine_tune
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.memory import memory
@@ -90,12 +89,12 @@ class PlanRow(PlannedLayout):
     @cached_property
     def engine(self) -> str:
         """Name of the engine, as in :class:`~pardemo.planner.job.RankJob`."""
-        return engine_of(self.job, self.layout)
+        return engine_name(self.job, self.layout)
 
     @property
     def stage(self) -> int | None:
-        """DeepSpeed's ZeRO stage."""
-        return stage_of(self.engine)
+        """DeepSpeed's ZeRO stage; None under FSDP2."""
+        return self.layout.zero_stage if self.job.program.deepspeed else None
 
     @property
     def offload(self) -> str:
@@ -238,7 +237,7 @@ def job_and_layout(
         shape or configurations.shape_of_config(job.config), machine, tuning,
         job.engine, job.ranks, job.batch, job.sequence, checkpointing=job.checkpointing,
         accumulation=job.accumulation, offload=offload, tp=tp, pp=pp,
-        bucket=job.zero.get("reduce_bucket_size", BUCKET), overlaps=job.zero.get("overlap_comm"),
+        bucket=job.zero.get("reduce_bucket_size", BUCKET_ELEMENTS), overlaps=job.zero.get("overlap_comm"),
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from pardemo.planner import hardware, models
 from pardemo.planner.dryrun import dry_run
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts import Job, Layout, Machine, Shape, configurations, find_program
-from pardemo.planner.layouts.job import engine_of, fine_tune
+from pardemo.planner.layouts.job import engine_name, fine_tune
 from pardemo.planner.layouts.memory import memory
 from pardemo.planner.layouts.published import finetune_runs, megatron_2019
 from pardemo.planner.layouts.step import step
@@ -105,7 +105,7 @@ def qwen() -> list[Check]:
     for run in finetune_runs.halves(runs)[1]:
         job, ranks, planned = run.job, run.layout.dp, memory(run.job, run.layout).peak_bytes / 1e9
         how = f"{'LoRA' if job.tuning.lora else 'full'} on {job.tuning.base}, {ranks} × {job.sequence:,} tokens"
-        label = f"{job.shape.name}, {how}, {engine_of(job, run.layout)}{', embeddings' * job.tuning.embeddings}"
+        label = f"{job.shape.name}, {how}, {engine_name(job, run.layout)}{', embeddings' * job.tuning.embeddings}"
         rows.append(_check(label, planned, run.peak_gb or 0.0, "GB", "Qwen's table of fine-tunes, A100-80GB", 0.15))
     return rows
 

@@ -48,10 +48,8 @@ class Job:
             self.program.check_lora()
         if self.frozen and self.shape.hybrid and not self.program.engine:
             raise ValueError(f"{self.shape.name}: LoRA is not planned for {HYBRID}")
-        if self.program.engine and self.shape.hybrid:
-            raise ValueError(
-                f"{self.shape.name}: fine-tunes of {HYBRID} are not planned; --search and --explain plan their training"
-            )
+        if self.program.engine:
+            check_not_hybrid(self.shape)
 
     @property
     def frozen(self) -> bool:
@@ -100,10 +98,22 @@ class Job:
         return {}
 
 
+def check_not_hybrid(shape: Shape) -> None:
+    """Refuses to plan a fine-tune of a hybrid model.
+
+    Raises:
+        ValueError: the model is one.
+    """
+    if shape.hybrid:
+        raise ValueError(
+            f"{shape.name}: fine-tunes of {HYBRID} are not planned; --search and --explain plan their training"
+        )
+
+
 TRANSFORMERS, FUSED_NORMS = OTHER_PROGRAMS["transformers"], OTHER_PROGRAMS["transformers, fused norms"]
-BUCKET = 500_000_000  # DeepSpeed's ``reduce_bucket_size`` and ``allgather_bucket_size``, elements
-#: By name: whose engine it is, and what its ranks share. ``plain``: 16-bit weights and states of torch's optimizer, one
-#: process or DDP; DeepSpeed's stages; FSDP2's fp32 shards of what is trained.
+BUCKET_ELEMENTS = 500_000_000  # DeepSpeed's default of ``reduce_bucket_size`` and ``allgather_bucket_size``
+#: Name of an engine -> the program's ``engine``, and what its ranks share. ``plain``: 16-bit weights and states of
+#: torch's optimizer, one process or DDP; DeepSpeed's stages; FSDP2's fp32 shards of what is trained.
 ENGINES = {
     "plain": ("torch", "none"), "zero-0": ("deepspeed", "none"), "zero-1": ("deepspeed", "zero1"),
     "zero-2": ("deepspeed", "zero2"), "zero-3": ("deepspeed", "zero3"), "fsdp2": ("fsdp2", "zero3"),
@@ -129,7 +139,7 @@ def fine_tune(
     offload: str = "none",
     tp: int = 1,
     pp: int = 1,
-    bucket: float = BUCKET,
+    bucket: float = BUCKET_ELEMENTS,
     overlaps: bool | None = None,
     program: Program = TRANSFORMERS,
 ) -> tuple[Job, Layout]:
@@ -157,8 +167,8 @@ def fine_tune(
     return job, layout
 
 
-def engine_of(job: Job, layout: Layout) -> str:
-    """Returns the name of a fine-tune's engine, of :data:`ENGINES`.
+def check_fine_tune(job: Job, layout: Layout) -> None:
+    """Refuses a fine-tune's layout that its engine does not have.
 
     Raises:
         ValueError: the layout has what fine-tunes are not planned with; names it.
@@ -166,8 +176,16 @@ def engine_of(job: Job, layout: Layout) -> str:
     lacks = job.program.missing_features(layout)
     if layout.recompute == "selective":
         lacks.append("selective recomputation")
-    for name, each in ENGINES.items():
-        if each == (job.program.engine, layout.sharding) and not lacks:
-            return name
-    lacking = ", ".join(lacks) or layout.sharding
-    raise ValueError(f"fine-tunes by {job.program.engine} are not planned with {lacking}")
+    if lacks or (job.program.engine, layout.sharding) not in ENGINES.values():
+        lacking = ", ".join(lacks) or layout.sharding
+        raise ValueError(f"fine-tunes by {job.program.engine} are not planned with {lacking}")
+
+
+def engine_name(job: Job, layout: Layout) -> str:
+    """Returns the name of a fine-tune's engine, of :data:`ENGINES`, as plans show it.
+
+    Raises:
+        ValueError: as :func:`check_fine_tune`.
+    """
+    check_fine_tune(job, layout)
+    return next(name for name, engine in ENGINES.items() if engine == (job.program.engine, layout.sharding))

@@ -88,6 +88,11 @@ class Layout:
         return max(1, (self.replicas if ranks is None else ranks) * self.tp // self.expert_ranks)
 
     @property
+    def zero_stage(self) -> int:
+        """The stage of ZeRO whose states are sharded, 0 where none are; FSDP is stage 3."""
+        return SHARDING.index(self.sharding)
+
+    @property
     def shards(self) -> int:
         """Ranks over which the states that are shared are shared."""
         return 1 if self.sharding == "none" else self.shard_group or self.replicas

@@ -123,6 +123,11 @@ class Program(ProgramTime, ProgramMemory):
         """Months from the newest release that the constants are fitted to, to the one that is planned with."""
         return max(0, _month(self.release) - _month(self.fitted_release)) if self.release else 0
 
+    @property
+    def deepspeed(self) -> bool:
+        """Whether DeepSpeed is the engine under Transformers' Trainer."""
+        return self.engine == "deepspeed"
+
     def can_run(self, layout: "Layout") -> bool:
         """Returns whether the program has what a layout needs."""
         return not self.missing_features(layout)
