@@ -232,11 +232,11 @@ def test_a_gpu_is_known_by_its_usual_names(said, name):
 def test_activations_on_the_host_take_no_memory_and_some_time():
     layout = Layout(dp=64, sharding="zero3", micro_batch=4)
     given = job(SMALL)
-    less, same = (memory(given, layout.but(offload=n)).lines["activations"] for n in (4, 0))
+    less, same = (memory(given, layout.but(offloaded_layers=n)).lines["activations"] for n in (4, 0))
     assert less < 0.6 * same
-    assert "offload" in step(job(SMALL, gpu="A100-80GB"), layout.but(offload=8)).parts
+    assert "offload" in step(job(SMALL, gpu="A100-80GB"), layout.but(offloaded_layers=8)).parts
     with pytest.raises(ValueError, match=r"offload.*-1"):
-        Layout(offload=-1)
+        Layout(offloaded_layers=-1)
 
 
 def test_four_of_five_kept_back_runs_lie_in_their_interval():

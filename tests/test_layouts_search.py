@@ -49,7 +49,7 @@ def test_a_job_remembers_only_what_a_layout_does_not_change(model):
     tried = list(layouts(shape, used.machine, 128, 8192))
     for layout in tried[:: len(tried) // 150]:
         for recompute in ("none", "selective", "full"):
-            chosen = layout.but(recompute=recompute, offload=layout.tp % 2 if recompute == "none" else 0)
+            chosen = layout.but(recompute=recompute, offloaded_layers=layout.tp % 2 if recompute == "none" else 0)
             new = replace(used)
             assert step(used, chosen).seconds == step(new, chosen).seconds
             assert memory(used, chosen).lines == memory(new, chosen).lines

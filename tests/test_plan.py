@@ -40,20 +40,20 @@ def found():
 
 
 def test_the_table_has_every_way(found):
-    assert {row.batch for row in found.rows} == {1, 2, 4, 8}
-    assert {(row.engine, row.offload) for row in found.rows} == {
+    assert {row.layout.micro_batch for row in found.rows} == {1, 2, 4, 8}
+    assert {(row.engine, row.layout.host_states) for row in found.rows} == {
         ("zero-0", "none"), ("zero-2", "none"), ("zero-2", "optimizer"), ("zero-3", "none"), ("zero-3", "optimizer"),
         ("zero-3", "optimizer+parameters"), ("fsdp2", "none"),
     }  # fmt: skip
     for row in found.rows:
-        assert row.batch * row.accumulation * 4 == 32
+        assert row.layout.batch == 32
         assert row.hours == pytest.approx(10 * row.seconds / 3600)  # 10 steps
         assert row.money == pytest.approx(row.hours * 4 * 2.0)
         assert row.step.tokens_per_s == pytest.approx(32 * 128 / 4 / row.seconds)
 
 
 def test_fsdp2_is_compared_but_not_recommended_beside_zero(found):
-    rows = {row.engine: row for row in found.rows if row.batch == 8 and row.offload == "none"}
+    rows = {row.engine: row for row in found.rows if row.layout.micro_batch == 8 and row.layout.host_states == "none"}
     assert found.best.engine != "fsdp2"
     alone = table.Plan(found.request, [rows["fsdp2"]])
     assert alone.best is rows["fsdp2"]
@@ -212,7 +212,7 @@ def test_of_a_model_that_sees_the_language_model_is_planned(tmp_path):
     config = models.find(small_config(tmp_path, "gemma3", text_config=TEXT))
     assert (config.model_type, config.num_attention_heads) == ("gemma3_text", 4)
     asked = request(config=config, tp=2, engines=("zero-0",), checkpointing=(True,), batches=(1,))
-    assert table.plan(asked).best.batch == 1
+    assert table.plan(asked).best.layout.micro_batch == 1
 
 
 @pytest.mark.parametrize(

@@ -210,7 +210,7 @@ def test_more_that_is_kept_takes_more_and_less_takes_less():
     assert held(replace(lora, fused_loss=True)) < held()
     assert held(engine="zero-3") < held()
     full = held(Tuning(), "zero-1")
-    assert held(Tuning(), "zero-1", offload="optimizer") < full
+    assert held(Tuning(), "zero-1", host_states="optimizer") < full
     assert held(Tuning(), "zero-1", tp=2) < full
     assert held(Tuning(optimizer="adamw-8bit"), "zero-1") < full
 
@@ -224,7 +224,7 @@ def test_an_engines_name_is_a_program_and_what_its_ranks_share():
     with pytest.raises(ValueError, match=r"zero-0.*'zero-4'"):
         fine_tune(shape, A100S, engine="zero-4")
     with pytest.raises(ValueError, match=r"on_host.*optimizer.parameters.*'disk'"):
-        fine_tune(shape, A100S, engine="zero-2", offload="disk")
+        fine_tune(shape, A100S, engine="zero-2", host_states="disk")
     job, layout = fine_tune(shape, A100S, engine="zero-2", ranks=8)
     for changes, told in (
         ({"cp": 2}, "fine-tunes by deepspeed are not planned with cp"),
@@ -236,7 +236,7 @@ def test_an_engines_name_is_a_program_and_what_its_ranks_share():
                 asked_of(job, layout.but(**changes))
     with pytest.raises(ValueError, match="zero2"):
         step(*(fine_tune(shape, A100S)[0], layout))
-    assert "optimizer on the host" in str(fine_tune(shape, A100S, engine="zero-2", offload="optimizer")[1])
+    assert "optimizer on the host" in str(fine_tune(shape, A100S, engine="zero-2", host_states="optimizer")[1])
 
 
 PLAIN = ["llama3.1-8b", "llama3.2-1b", "mistral-7b", "qwen2.5-7b", "qwen3-8b", "mixtral-8x7b", "qwen3-30b-a3b", "phi-4"]
@@ -375,6 +375,6 @@ def test_what_the_hosts_memory_would_hold_is_named(capsys):
     assert "or FSDP2 (CPUOffloadPolicy; its time is not planned) in " in told
     shape, tuning = configurations.shape_of_config(models.find("llama3.1-70b")), Tuning(8, ("q_proj", "v_proj"))
     for engine in table.ON_THE_HOST:
-        held = memory(*fine_tune(shape, A100S, tuning, engine, 2, offload="optimizer+parameters")).lines
+        held = memory(*fine_tune(shape, A100S, tuning, engine, 2, host_states="optimizer+parameters")).lines
         assert not held.keys() & {"parameters", "frozen parameters", "gradients", "optimizer states"}
         assert held["gathered parameters"]

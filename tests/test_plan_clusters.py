@@ -17,7 +17,7 @@ def planned(hosts):
     job = RankJob(two_layers(), sequence=128, zero=measured_peak.BUCKETS)
     machine = Machine(hardware.gpu("A800-80GB"), 4, 4 // hosts, SLOW)
     asked = table.Request(
-        job, machine, 8, 10, engines=("zero-2",), checkpointing=(True,), offloads=("none",), batches=(2,), price=3.0
+        job, machine, 8, 10, engines=("zero-2",), checkpointing=(True,), host_states=("none",), batches=(2,), price=3.0
     )
     (one,) = table.plan(asked).rows
     return one

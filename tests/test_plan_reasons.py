@@ -38,7 +38,7 @@ def row(
         ranks=8,
         batch=batch,
         sequence=64,
-        offload=offload,
+        host_states=offload,
         accumulation=accumulation or 32 // batch,
         checkpointing=checkpointing,
         overlaps=overlaps,
@@ -99,11 +99,13 @@ def test_every_recommendation_of_random_tables_is_true():
         assert found.rows[0] is best
         assert sorted(rest := [not one.fits for one in found.rows]) == rest
         why = table.explain_best(found)
-        alike = {one.batch: one for one in rows if (one.engine, one.offload) == (best.engine, best.offload)}
-        other = alike[3 - best.batch]
-        if f"micro-batches of {other.batch} take" in why:
+        way = best.engine, best.layout.host_states
+        alike = {one.layout.micro_batch: one for one in rows if (one.engine, one.layout.host_states) == way}
+        batch = 3 - best.layout.micro_batch
+        other = alike[batch]
+        if f"micro-batches of {batch} take" in why:
             assert other.hours > best.hours
-        if f"micro-batches of {other.batch} do not fit" in why:
+        if f"micro-batches of {batch} do not fit" in why:
             assert not other.fits
         if "at most 1 % faster" in why:
             assert best.hours / 1.01 <= other.hours < best.hours

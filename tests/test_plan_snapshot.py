@@ -58,7 +58,7 @@ def job():
 def test_a_rows_blocks_are_its_peak_to_the_byte(engine, tp, offload, samples, tmp_path):
     request = table.Request(
         job(), Machine(gpu("A800-80GB"), 2 * tp), samples, 10, tp=tp,
-        engines=(engine,), checkpointing=(True,), offloads=(offload,), batches=(2,),
+        engines=(engine,), checkpointing=(True,), host_states=(offload,), batches=(2,),
     )  # fmt: skip
     (row,) = dry_rows(request)
     blocks = dry_run_comparison.blocks_of_row(request, row, row.memory)
@@ -116,7 +116,7 @@ def test_a_layouts_sums_are_its_peak(question, tmp_path, capsys):
 def test_a_plan_writes_the_recommended_row(tmp_path, capsys, monkeypatch):
     request = table.Request(
         job(), Machine(gpu("A800-80GB"), 2), 8, 10, engines=("zero-1",),
-        checkpointing=(True, False), offloads=("none",),
+        checkpointing=(True, False), host_states=("none",),
     )  # fmt: skip
     monkeypatch.setattr(answer, "request_of", lambda arguments: (request, None))
     file = tmp_path / "there" / "plan.pickle"

@@ -77,7 +77,7 @@ def test_the_update_is_counted_once_a_step_and_of_the_parameters_that_a_rank_has
     assert parts(job(tp=2, pp=2), memory=1e9)["optimizer"] == pytest.approx(whole / 4)
     assert parts(job(engine="zero-2", ranks=8), memory=1e9)["optimizer"] == pytest.approx(whole / 8)
     assert parts(job(engine="zero-0", ranks=8), memory=1e9)["optimizer"] == whole
-    offloaded = parts(job(engine="zero-2", ranks=8, offload="optimizer"), memory=1e9)
+    offloaded = parts(job(engine="zero-2", ranks=8, host_states="optimizer"), memory=1e9)
     assert "optimizer" not in offloaded  # the host's, and in its time
 
 
@@ -216,10 +216,11 @@ def asked(**zero):
 def test_a_jobs_step_is_that_of_its_row():
     overlapped = asked(overlap_comm=True)
     rows = table.plan(overlapped).rows
-    assert {row.offload for row in rows} == {"none", "optimizer", "optimizer+parameters"}
+    assert {row.layout.host_states for row in rows} == {"none", "optimizer", "optimizer+parameters"}
     for row in rows:
-        own = overlapped.job.but(engine=row.engine, ranks=4, batch=2, accumulation=2, checkpointing=row.checkpointing)
-        assert step(*table.job_and_layout(own, overlapped.machine, row.offload)) == row.step
+        again = row.layout.recompute == "full"
+        own = overlapped.job.but(engine=row.engine, ranks=4, batch=2, accumulation=2, checkpointing=again)
+        assert step(*table.job_and_layout(own, overlapped.machine, row.layout.host_states)) == row.step
     way = {"engine": "zero-2", "ranks": 4, "batch": 2, "accumulation": 2}
     hidden, shown = (
         step(*table.job_and_layout(each.job.but(**way), each.machine)).seconds for each in (overlapped, asked())
@@ -231,7 +232,7 @@ def test_a_jobs_step_is_that_of_its_row():
 def test_a_row_beside_its_dry_run_sends_as_much(tp):
     request = table.Request(
         asked().job, Machine(hardware.gpu("A800-80GB"), 4 * tp), 16, 1, tp=tp, engines=("zero-2",), batches=(2,),
-        offloads=("none",),
+        host_states=("none",),
     )  # fmt: skip
     for row in table.plan(request).rows:
         planned, run = dry_run_comparison.compare_with_dry_run(request, row).sent
@@ -243,11 +244,12 @@ def test_a_row_beside_its_dry_run_sends_as_much(tp):
 PSI = 6.738e9
 
 
-def llama(stage, accumulation, offload="optimizer", ranks=8, **changes):
+def llama(stage, accumulation, host_states="optimizer", ranks=8, **changes):
     """Seconds that offload adds to a step."""
     tuned = fine_tune(
         configurations.shape_of_config(models.find("llama2-7b")), Machine(hardware.gpu("A800-80GB"), ranks),
-        engine=f"zero-{stage}", ranks=ranks, sequence=4096, accumulation=accumulation, offload=offload, **changes,
+        engine=f"zero-{stage}", ranks=ranks, sequence=4096, accumulation=accumulation, host_states=host_states,
+        **changes,
     )  # fmt: skip
     return step(*tuned).parts.get("offload", 0.0)
 

@@ -192,13 +192,13 @@ def as_json(plan: Plan) -> dict[str, Any]:
 
 def row_json(row: PlanRow) -> dict[str, Any]:
     """Returns a row for JSON, with the intervals that hold its time and memory in four of five cases."""
-    seconds, held = row.interval, of_fine_tune("bytes", row.peak_bytes)
+    seconds, held, layout = row.interval, of_fine_tune("bytes", row.peak_bytes), row.layout
     return {
         "seconds": row.seconds, "seconds_low": seconds.low, "seconds_high": seconds.high,
         "peak_bytes_low": held.low, "peak_bytes_high": held.high, "interval": seconds.why,
-        "engine": row.engine, "zero": row.stage, "offload": row.offload, "checkpointing": row.checkpointing,
-        "micro_batch": row.batch,
-        "accumulation": row.accumulation, "peak_bytes": round(row.peak_bytes), "fits": row.fits,
+        "engine": row.engine, "zero": row.stage, "offload": layout.host_states,
+        "checkpointing": layout.recompute == "full", "micro_batch": layout.micro_batch,
+        "accumulation": layout.accumulation, "peak_bytes": round(row.peak_bytes), "fits": row.fits,
         "step_s": row.seconds, "tokens_per_s_per_gpu": row.step.tokens_per_s, "hours": row.hours, "money": row.money,
         "sent_bytes_per_step": round(row.sent_bytes), "limit": row.step.limit,
         "lines": {name: round(value) for name, value in row.memory.lines.items()},
@@ -220,7 +220,8 @@ def as_text(plan: Plan, most: int | None = None) -> str:
     output += [
         "",
         f"{_describe(machine)}, {steps}, {request.job.precision}{table.describe_weights(plan)}",
-        f"→ {engine_title(best.engine)}, offload {best.offload}, micro-batch {best.batch}: {table.explain_best(plan)}",
+        f"→ {engine_title(best.engine)}, offload {best.layout.host_states}, micro-batch {best.layout.micro_batch}: "
+        f"{table.explain_best(plan)}",
         f"  {best.seconds:.2f} s a step, in 4 of 5 cases {seconds.low:.2f} to {seconds.high:.2f} ({seconds.why})",
     ]
     if best.peak_bytes > TIGHT * machine.most_bytes:
@@ -252,9 +253,11 @@ def _describe(machine: Machine) -> str:
 
 
 def _cells(row: PlanRow, recommended: bool) -> tuple[str, ...]:
+    layout = row.layout
     return (
-        "→" if recommended else "", engine_title(row.engine), row.offload, "on" if row.checkpointing else "off",
-        f"{row.batch} × {row.accumulation}", f"{row.peak_bytes / 1e9:.1f}", "yes" if row.fits else "no",
-        f"{row.seconds:.2f}", f"{row.step.tokens_per_s:,.0f}", f"{row.hours:.1f}",
-        "" if row.money is None else f"{row.money:,.2f}", f"{row.sent_bytes / 1e9:.3f}",
+        "→" if recommended else "", engine_title(row.engine), layout.host_states,
+        "on" if layout.recompute == "full" else "off", f"{layout.micro_batch} × {layout.accumulation}",
+        f"{row.peak_bytes / 1e9:.1f}", "yes" if row.fits else "no", f"{row.seconds:.2f}",
+        f"{row.step.tokens_per_s:,.0f}", f"{row.hours:.1f}", "" if row.money is None else f"{row.money:,.2f}",
+        f"{row.sent_bytes / 1e9:.3f}",
     )  # fmt: skip

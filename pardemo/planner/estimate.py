@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-OFFLOADS = ("none", "optimizer", "optimizer+parameters")
+#: The states that may lie in the host's memory, as DeepSpeed offloads them.
+HOST_STATES = ("none", "optimizer", "optimizer+parameters")
 #: Taken from the GPU before the first tensor: CUDA's context and libraries. What torch's message "out of memory" names
 #: as in use less what it has reserved: 0.51 GiB of an A800 (hahnyuan/PB-LLM#3), 0.49 of an L40 (QwenLM/Qwen3-VL#2097).
 CONTEXT_BYTES = 0.55e9

@@ -123,25 +123,25 @@ def deepspeed_configuration(request: Request, row: PlanRow, base: Recipe) -> dic
         "stage": row.stage,
         "overlap_comm": overlaps(row.job.program, row.layout),
     }
-    if row.offload != "none":
+    if row.layout.host_states != "none":
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
-    if row.offload == "optimizer+parameters":
+    if row.layout.host_states == "optimizer+parameters":
         zero["offload_param"] = {"device": "cpu", "pin_memory": True}
     if row.stage == 3:
         zero["stage3_gather_16bit_weights_on_model_save"] = True
     base_settings = {key: value for key, value in (base.deepspeed or {}).items() if key not in ("bf16", "fp16")}
     settings = {
         **base_settings,
-        "train_batch_size": row.batch * row.accumulation * request.dp,
-        "train_micro_batch_size_per_gpu": row.batch,
-        "gradient_accumulation_steps": row.accumulation,
+        "train_batch_size": row.layout.micro_batch * row.layout.accumulation * request.dp,
+        "train_micro_batch_size_per_gpu": row.layout.micro_batch,
+        "gradient_accumulation_steps": row.layout.accumulation,
         "gradient_clipping": base.train.max_grad_norm,
         "zero_allow_untested_optimizer": True,
         job.precision: {"enabled": True, **(FP16 if job.precision == "fp16" else {})},
         "zero_optimization": zero,
     }
     # the Trainer's own AdamW is refused where states are offloaded
-    if row.offload != "none" or "optimizer" in base_settings:
+    if row.layout.host_states != "none" or "optimizer" in base_settings:
         settings["optimizer"] = {"type": "AdamW", "params": {**ADAMW, "lr": base.train.learning_rate}}
     return settings
 
@@ -160,11 +160,11 @@ def as_recipe(request: Request, row: PlanRow, base: Recipe) -> Recipe:
     values["lora"] = {"r": tuning.rank, "lora_alpha": tuning.alpha, "lora_dropout": tuning.dropout,
                       "target_modules": list(tuning.target)}  # fmt: skip
     values["train"] |= {
-        "per_device_train_batch_size": row.batch,
-        "gradient_accumulation_steps": row.accumulation,
+        "per_device_train_batch_size": row.layout.micro_batch,
+        "gradient_accumulation_steps": row.layout.accumulation,
         "bf16": job.precision == "bf16",
         "fp16": job.precision == "fp16",
-        "activation_checkpointing": row.checkpointing,
+        "activation_checkpointing": row.layout.recompute == "full",
     }
     values["deepspeed"] = settings
     values["world"]["ranks"] = request.dp
@@ -191,14 +191,14 @@ def training_arguments(
     saving = {"save_strategy": "steps", "save_steps": train.save_steps, "save_total_limit": train.save_total_limit}
     return {
         "max_steps": request.steps,
-        "per_device_train_batch_size": row.batch,
-        "gradient_accumulation_steps": row.accumulation,
+        "per_device_train_batch_size": row.layout.micro_batch,
+        "gradient_accumulation_steps": row.layout.accumulation,
         "learning_rate": train.learning_rate,
         "lr_scheduler_type": train.lr_scheduler_type,
         "warmup_steps": train.warmup_steps,
         "max_grad_norm": job.clipping,
         job.precision: True,
-        **(again if row.checkpointing else {}),
+        **(again if row.layout.recompute == "full" else {}),
         **(saving if train.save_steps else {"save_strategy": "no"}),
         "logging_steps": train.logging_steps,
         "logging_first_step": True,
@@ -239,8 +239,8 @@ def _about(request: Request, row: PlanRow) -> str:
     """Returns what was planned."""
     job, machine = request.job, request.machine
     trained = f"LoRA of rank {job.tuning.rank}" if job.tuning.lora else "all parameters"
-    engine = "FSDP2" if row.stage is None else f"ZeRO {row.stage}, offload {row.offload}"
-    samples = f"{row.batch} × {row.accumulation} samples of up to {job.sequence} tokens each"
+    engine = "FSDP2" if row.stage is None else f"ZeRO {row.stage}, offload {row.layout.host_states}"
+    samples = f"{row.layout.micro_batch} × {row.layout.accumulation} samples of up to {job.sequence} tokens each"
     return (f"{job.config.model_type}, {trained}, {engine}: {machine.gpus} × {machine.gpu.name}, {samples}, "
             f"{request.samples_per_step} a step")  # fmt: skip
 

@@ -9,6 +9,7 @@ from pardemo import compat
 from pardemo.planner.engines import Running
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts.job import BUCKET_ELEMENTS
+from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.storage_recorder import Life, StorageRecorder
 
 #: The lines of a footprint, from what stays to what comes and goes.
@@ -194,20 +195,19 @@ _SHARDED = {
 }
 
 
-def shares_on_gpu(footprint: Footprint, ranks: int, tp: int, pp: int, in_flight: int, offload: str) -> np.ndarray:
-    """[storages]: the part of each storage that a rank has on its GPU.
+def shares_on_gpu(footprint: Footprint, ranks: int, layout: Layout) -> np.ndarray:
+    """Returns the part of each storage that a rank has on its GPU, [storages].
 
     Args:
         ranks: the data-parallel ones that are asked for; the dry run may have had fewer.
-        in_flight: micro-batches whose activations a pipeline stage holds.
-        offload: one of :data:`pardemo.planner.estimate.OFFLOADS`.
+        layout: gives tensor-parallel ranks, pipeline stages, micro-batches of a step and the states on the host.
     """
     fewer = footprint.job.ranks / ranks
     parts = np.zeros(len(footprint.lives))
     for place, life in enumerate(footprint.lives):
         line = LINES[footprint.line_of[place]]
-        if not _on_host(line, life, offload):
-            part = 1.0 if is_bucket(life, footprint.job) else _model_parallel(line, life, tp, pp, in_flight)
+        if not _on_host(line, life, layout.host_states):
+            part = 1.0 if is_bucket(life, footprint.job) else _model_parallel(line, life, layout)
             parts[place] = part * (fewer if _is_sharded(line, life, footprint) else 1.0)
     return parts
 
@@ -223,20 +223,22 @@ def _is_sharded(line: str, life: Life, footprint: Footprint) -> bool:
     return line in sharded
 
 
-def _model_parallel(line: str, life: Life, tp: int, pp: int, in_flight: int) -> float:
+def _model_parallel(line: str, life: Life, layout: Layout) -> float:
+    tp, pp = layout.tp, layout.pp
     if line in _STATES or life.phase == "step":  # the update's copies have the sizes of what is updated
         return 1 / (tp * pp)
     if line in ("buckets", "gathered parameters", "logits"):
         return 1 / tp  # the first two are of whole layers, however few a stage has
     cut = 1 / tp if is_cut(life.module) else 1.0
+    in_flight = min(pp, layout.accumulation)  # micro-batches whose activations a stage holds
     return cut * in_flight / pp if line == "activations" else cut
 
 
-def _on_host(line: str, life: Life, offload: str) -> bool:
+def _on_host(line: str, life: Life, host_states: str) -> bool:
     """Returns whether offload keeps the storage on the host; DeepSpeed's shards of gradients go with the states."""
-    if offload == "none":
+    if host_states == "none":
         return False
-    if offload == "optimizer+parameters" and line in ("parameters", "frozen parameters"):
+    if host_states == "optimizer+parameters" and line in ("parameters", "frozen parameters"):
         return True
     shard = line == "gradients" and life.origin == "engine"
     return line == "optimizer states" or shard or (line == "temporaries" and life.phase == "step")

@@ -88,12 +88,12 @@ def a800() -> list[Check]:
     rows, machine = [], Machine(hardware.gpu("A800-80GB"), 8)
     shape = configurations.shape_of_config(models.find("llama2-7b"))
     for (stage, checkpointing), runs in finetune_runs.A800.items():
-        for offload, batch, samples_per_s in runs:
+        for host_states, batch, samples_per_s in runs:
             seconds = step(*fine_tune(
                 shape, machine, engine=f"zero-{stage}", ranks=8, batch=batch, sequence=4096,
-                checkpointing=checkpointing, accumulation=64 // 8 // batch, offload=offload,
+                checkpointing=checkpointing, accumulation=64 // 8 // batch, host_states=host_states,
             )).seconds  # fmt: skip
-            label = f"LLaMA-7B, ZeRO {stage}, offload {offload}, micro-batch {batch}"
+            label = f"LLaMA-7B, ZeRO {stage}, offload {host_states}, micro-batch {batch}"
             rows.append(_check(label, 64 / seconds, samples_per_s, "samples/s", "a gist's table, 8 × A800-80GB", 0.25))
     return rows
 

@@ -1,7 +1,7 @@
 """Explains layouts and a search's result as text and JSON: time and memory part by part, each with its constants."""
 
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from pardemo.planner.estimate import RESERVE
@@ -74,7 +74,7 @@ def layout_json(planned: PlannedLayout) -> dict[str, Any]:
     """Returns a layout for JSON: its time and memory, part by part, with their intervals of four of five cases."""
     seconds, held = planned.interval, of_bytes(planned.job, planned.layout, planned.peak_bytes)
     return {
-        "layout": asdict(planned.layout), "seconds": planned.seconds, "seconds_low": seconds.low,
+        "layout": planned.layout.as_words(), "seconds": planned.seconds, "seconds_low": seconds.low,
         "seconds_high": seconds.high, "interval": seconds.why, "mfu": planned.step.mfu,
         "tokens_per_s": planned.step.tokens_per_s, "peak_bytes": planned.peak_bytes, "peak_bytes_low": held.low,
         "peak_bytes_high": held.high, "fits": planned.fits, "headroom": planned.headroom,

@@ -84,9 +84,9 @@ def states(job: Job, layout: Layout) -> dict[str, float]:
     gradients /= n if stage >= 2 else 1
     if stage == 3:
         parameters, frozen = parameters / n, frozen / n
-    if layout.on_host != "none":
+    if layout.host_states != "none":
         optimizer_states, gradients = 0.0, (0.0 if stage >= 2 else gradients)
-    if layout.on_host == "optimizer+parameters":
+    if layout.host_states == "optimizer+parameters":
         parameters, frozen = 0.0, 0.0
     return {
         "parameters": parameters, "frozen parameters": frozen, "gradients": gradients,
@@ -173,7 +173,7 @@ def _update(job: Job, layout: Layout) -> float:
     if job.program.deepspeed:
         owned = trained / (layout.dp if stage else 1)
         at_once = min(owned, SUB_GROUP) if stage == 3 else owned
-        return 0.0 if layout.on_host != "none" else (6 if stage else 4) * at_once
+        return 0.0 if layout.host_states != "none" else (6 if stage else 4) * at_once
     foreach = job.program.engine == "torch" and job.tuning.optimizer == "adamw-foreach"
     return 2 * trained if foreach else 0.0
 

@@ -45,7 +45,7 @@ def exposed_seconds(program: Program, layout: Layout, exchange_s: float, busy_s:
 
 
 def offload_seconds(
-    offload: str, updated: float, params: float, rounds: int, accumulation: int, checkpointing: bool
+    host_states: str, updated: float, params: float, rounds: int, accumulation: int, checkpointing: bool
 ) -> float:
     """Returns the seconds that DeepSpeed's offload adds; a host's GPUs share memory, links, cores; nothing overlaps.
 
@@ -54,15 +54,15 @@ def offload_seconds(
     parameters come with each pass of a micro-batch: forward, recomputation where there is one, backward.
 
     Args:
-        offload: ``none``, ``optimizer`` or ``optimizer+parameters``. updated, params: parameters of one host's GPUs
+        host_states: of :data:`~pardemo.planner.estimate.HOST_STATES`. updated, params: parameters of one host's GPUs
             that are updated, and all. rounds: as :func:`reductions`.
 
     Source: ``async_accumulate_grad_in_cpu_via_gpu`` and ``partition_grads`` of DeepSpeed 0.19.8.
     """
-    if offload == "none":
+    if host_states == "none":
         return 0.0
     copied = updated * (4 * (rounds - 1) + 4 + 2)
-    if offload == "optimizer+parameters":
+    if host_states == "optimizer+parameters":
         copied += (2 + checkpointing) * accumulation * 2 * params
     return copied / HOST_COPY_BYTES_PER_S + updated / HOST_ADAM_PARAMS_PER_S
 
@@ -105,14 +105,14 @@ def tuned_step(job: Job, layout: Layout) -> PredictedStep:
         latency_s = 2 * machine.latency(layout.dp, layout.tp)
         parts.add("data-parallel traffic", rounds * exposed_s + step_bytes / rate + latency_s)
     trained, gpus = trained_params(tuning, shape), layout.gpus
-    if layout.on_host == "none":
+    if layout.host_states == "none":
         owned = trained / (gpus if layout.sharding != "none" else layout.tp * layout.pp)
         moved = 26 * owned  # gradients, copy, moments; read and written
         parts.add("optimizer", moved / machine.memory_bytes_per_s)
     else:
         host_share = min(machine.host_gpus, gpus) / gpus
         parts.add("offload", offload_seconds(
-            layout.on_host, trained * host_share, shape.params * host_share, rounds, m, recomputes
+            layout.host_states, trained * host_share, shape.params * host_share, rounds, m, recomputes
         ))  # fmt: skip
     sent = rounds * reduced_bytes + step_bytes + m * tensor_bytes(job, layout)
     tokens = layout.batch * job.sequence

@@ -136,7 +136,7 @@ def fine_tune(
     fused: bool = True,
     checkpointing: bool = True,
     accumulation: int = 1,
-    offload: str = "none",
+    host_states: str = "none",
     tp: int = 1,
     pp: int = 1,
     bucket: float = BUCKET_ELEMENTS,
@@ -146,11 +146,18 @@ def fine_tune(
     """Returns a fine-tune's job and how it is laid out.
 
     Args:
-        engine: of :data:`ENGINES`. ranks: that share states. batch: samples of a micro-batch; sequence: tokens of each.
-        fused: whether attention is; else its scores are kept, in fp32 and in 16 bits. checkpointing: each layer is
-            recomputed. accumulation: micro-batches of a step. offload: as DeepSpeed's, ``none``, ``optimizer``,
-            ``optimizer+parameters``. tp, pp: tensor-parallel ranks and pipeline stages that each of the ``ranks`` is
-            made of. bucket: elements of DeepSpeed's buckets. overlaps: its ``overlap_comm``. program: constants.
+        engine: name of :data:`ENGINES`.
+        ranks: data-parallel ranks, which share states.
+        batch: samples of a micro-batch.
+        sequence: tokens of a sample.
+        fused: whether attention is fused; else its scores are kept, in fp32 and in 16 bits.
+        checkpointing: whether each layer is recomputed.
+        accumulation: micro-batches of a step.
+        host_states: states in the host's memory, of :data:`~pardemo.planner.estimate.HOST_STATES`.
+        tp, pp: tensor-parallel ranks and pipeline stages that each of the ``ranks`` is made of.
+        bucket: elements of DeepSpeed's buckets.
+        overlaps: DeepSpeed's ``overlap_comm``.
+        program: the constants.
 
     Raises:
         ValueError: there is no such engine, a size is below 1, or the model has state spaces.
@@ -162,7 +169,7 @@ def fine_tune(
     job = Job(shape, machine, program, sequence, fused, tuning=tuning)
     layout = Layout(
         tp, dp=ranks, pp=pp, sharding=sharding, micro_batch=batch, accumulation=accumulation,
-        recompute="full" if checkpointing else "none", on_host=offload,
+        recompute="full" if checkpointing else "none", host_states=host_states,
     )  # fmt: skip
     return job, layout
 

@@ -27,13 +27,13 @@ def memory(job: Job, layout: Layout) -> Memory:
 
 def _recomputed_bytes(job: Job, layout: Layout) -> float:
     """Returns the bytes of each token that the layer in its backward pass has beside what it kept."""
-    key = "recomputed", layout.tp, layout.cp, layout.sequence_parallel, layout.recompute, layout.modules
+    key = "recomputed", layout.tp, layout.cp, layout.sequence_parallel, layout.recompute, layout.recomputed_modules
     if key not in job.cache:
         nbytes = 0.0
         if layout.recompute == "full":
             nbytes = kept_bytes(job, layout.but(recompute="none"))
-        elif layout.modules:
-            nbytes = kept_bytes(job, layout.but(recompute="none", modules=())) - kept_bytes(job, layout)
+        elif layout.recomputed_modules:
+            nbytes = kept_bytes(job, layout.but(recompute="none", recomputed_modules=())) - kept_bytes(job, layout)
         job.cache[key] = nbytes
     return job.cache[key]
 
@@ -55,7 +55,7 @@ def _stage(job: Job, layout: Layout, split: list[int], index: int, kept: float, 
         "parameters": program.weight_bytes * (shard if stage == 3 else owned.whole),
         "gradients": gradient_bytes * (updated_shard if stage >= 2 else updated),
         "optimizer states": program.state_bytes * (updated_shard if stage >= 1 else updated),
-        "activations": micro_batches * max(0, split[index] - layout.offload) * tokens * kept,
+        "activations": micro_batches * max(0, split[index] - layout.offloaded_layers) * tokens * kept,
         "program": program.program_bytes,
     }
     if stage >= 2 and program.bucketed_gradients:  # beside those that are kept

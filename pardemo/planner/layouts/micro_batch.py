@@ -68,8 +68,9 @@ def layer(job: Job, layout: Layout, kind: Layer | None = None) -> Parts:
     passes = 4 if recomputes_all else 3  # the backward pass multiplies twice, or once for inputs alone
     blocks = bool(kind.mixer) + bool(kind.mlp)
     exchanges = (3 if recomputes_all else 2) * blocks  # one of each in each pass, and in the recomputed one
-    selective_share = program.selective_matmul_share if layout.recompute == "selective" and not layout.modules else 0.0
-    recomputed_modules = recomputed(shape, layout.modules, kind)
+    selects_itself = layout.recompute == "selective" and not layout.recomputed_modules
+    selective_share = program.selective_matmul_share if selects_itself else 0.0
+    recomputed_modules = recomputed(shape, layout.recomputed_modules, kind)
     exchanges += recomputed_modules.blocks
     matmuls = shape.matmuls(kind)
     matmul_s = sum(matmul_seconds(job, each, layout.tp, tokens) for each in matmuls)
@@ -98,7 +99,7 @@ def layer(job: Job, layout: Layout, kind: Layer | None = None) -> Parts:
         expert_costs = experts(job, layout)
         matmul_s += expert_costs.matmul_s
         moved_bytes += expert_costs.moved_bytes
-        recomputes_experts = "moe" in layout.modules
+        recomputes_experts = "moe" in layout.recomputed_modules
         recomputed_s += recomputes_experts * expert_costs.matmul_s
         recomputed_bytes += recomputes_experts * expert_costs.moved_bytes
         launch_s += expert_costs.launch_s * (4 / 3 if recomputes_experts else 1)
@@ -178,7 +179,8 @@ def _attention(job: Job, layout: Layout, kind: Layer) -> float:
     shape, machine, sequence = job.shape.with_heads_of(kind), job.machine, job.sequence
     heads = shape.heads / layout.tp
     flops = 2 * layout.micro_batch * sequence / layout.cp * sequence * heads * (shape.head_dim + shape.value_dim)
-    repeats_attention = "core_attn" in layout.modules if layout.modules else job.program.selective_attention
+    modules = layout.recomputed_modules
+    repeats_attention = "core_attn" in modules if modules else job.program.selective_attention
     recomputes = layout.recompute == "full" or (layout.recompute == "selective" and repeats_attention)
     if job.fused:
         flops *= shape.attended_tokens(kind, sequence) / sequence

@@ -146,9 +146,9 @@ class Program(ProgramTime, ProgramMemory):
         """Lists what a layout needs and the program does not have."""
         sharding = layout.sharding
         needed = {name: getattr(layout, name) > 1 for name in ("tp", "cp", "pp", "ep", "etp", "chunks")} | {
-            sharding: sharding != "none", "offload": layout.offload, "hsdp": layout.shard_group,
+            sharding: sharding != "none", "offload": layout.offloaded_layers, "hsdp": layout.shard_group,
             f"{sharding} in a pipeline": layout.pp > 1 and sharding in ("zero2", "zero3"),
-            "states on the host": layout.on_host != "none", "recomputed modules": layout.modules,
+            "states on the host": layout.host_states != "none", "recomputed modules": layout.recomputed_modules,
             "all-to-all": layout.cp > 1 and layout.context == "all-to-all",
         }  # fmt: skip
         return sorted(name for name, needs in needed.items() if needs and name not in self.supports)

@@ -104,7 +104,7 @@ def step(job: Job, layout: Layout) -> PredictedStep:
     parts.add_all(mean, m * split[slowest])
     if slowest == layout.pp - 1:
         parts.add_all(last, m)
-    if layout.offload:
+    if layout.offloaded_layers:
         parts.add("offload", m * _offloaded(job, layout, mean, split[slowest]))
     if layout.pp > 1:
         tokens = layout.micro_batch * job.sequence / layout.cp
@@ -130,7 +130,7 @@ def _micro_batch(job: Job, layout: Layout) -> tuple[Parts, Parts]:
     """
     key = (
         "micro-batch", layout.tp, layout.cp, layout.ep, layout.etp, layout.pp > 1, layout.gpus, layout.micro_batch,
-        layout.sequence_parallel, layout.recompute, layout.modules, layout.context,
+        layout.sequence_parallel, layout.recompute, layout.recomputed_modules, layout.context,
     )  # fmt: skip
     if key not in job.cache:
         mean = Parts()
@@ -143,7 +143,7 @@ def _micro_batch(job: Job, layout: Layout) -> tuple[Parts, Parts]:
 def _offloaded(job: Job, layout: Layout, mean: Parts, layers: int) -> float:
     """Returns the seconds by which a micro-batch's offload of activations outlasts its layers."""
     tokens = layout.micro_batch * job.sequence / layout.cp
-    nbytes = 2 * min(layout.offload, layers) * tokens * kept_bytes(job, layout)
+    nbytes = 2 * min(layout.offloaded_layers, layers) * tokens * kept_bytes(job, layout)
     return max(0.0, nbytes / hardware.host_bytes_per_s(job.machine.gpu) - layers * mean.total)
 
 

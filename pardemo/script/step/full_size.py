@@ -348,11 +348,11 @@ def _command(asked: Question, chosen: "Layout", gpus: int, sequence: int) -> str
     """Writes the planner's own command that is nearest; there the program sets the bytes of a parameter."""
     from pardemo.planner.layouts import Layout
 
-    usual = Layout()
+    usual = Layout().as_words()
     words = [
         f"{name}={'yes' if value is True else value}"
-        for name, value in vars(chosen).items()
-        if value != getattr(usual, name)
+        for name, value in chosen.as_words().items()
+        if value != usual[name]
     ]
     return (
         f"pardemo plan --explain {','.join(words) or 'dp=1'} --program {PROGRAM} --model {asked.model} --gpus {gpus} "
@@ -379,6 +379,7 @@ def _planned_deepspeed(
     """
     from pardemo.planner import models
     from pardemo.planner.job import RankJob
+    from pardemo.planner.layouts.layout import Layout
     from pardemo.planner.memory_curve import Curve
 
     trained = trained_of(fullest, measured)
@@ -405,7 +406,7 @@ def _planned_deepspeed(
         accumulation=min(2, micro_batches), clipping=settings["clipping"], zero=settings["zero"],
     )  # fmt: skip
     with _quiet(), contextlib.redirect_stdout(sys.stderr):
-        lines = Curve(job).estimate(samples, accumulation=micro_batches).lines
+        lines = Curve(job).estimate(Layout(micro_batch=samples, accumulation=micro_batches)).lines
     kinds: dict[str, float] = defaultdict(float)
     for name, nbytes in lines.items():
         kinds[KINDS.get(name, name)] += nbytes

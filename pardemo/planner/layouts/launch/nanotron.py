@@ -32,7 +32,7 @@ def why_not(job: Job, layout: Layout, model: ModelFacts) -> str | None:
     return settings.refusal(
         (not model.like_llama or model.factor, "nanotron's Llama is not {model.name} ({model.kind})"),
         (degree, f"nanotron.yaml has no {degree} {{layout.{degree}}}"),
-        (layout.offload, "nanotron.yaml has no offload of activations, layer by layer"),
+        (layout.offloaded_layers, "nanotron.yaml has no offload of activations, layer by layer"),
         (layout.sharding not in ("none", "zero1"), "nanotron has no {layout.sharding}"),
         (0 < layout.shard_group < layout.replicas, "nanotron shares states among all data-parallel ranks"),
         (layout.schedule != "1f1b", "nanotron has no {layout.schedule} schedule"),

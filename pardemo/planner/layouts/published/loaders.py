@@ -90,8 +90,8 @@ def _run(row: Cells, place: int) -> PublishedRun:
     layout = Layout(
         **degrees,  # type: ignore[arg-type]
         dp=dp, micro_batch=micro, accumulation=max(1, batch // dp // micro), chunks=_degree(values, "VP"),
-        sharding=shared, sequence_parallel=degrees["tp"] > 1, offload=int(recipe.get("offload", 0)) if fsdp else 0,
-        **recomputation(recipe.get("recompute", "none")),
+        sharding=shared, sequence_parallel=degrees["tp"] > 1,
+        offloaded_layers=int(recipe.get("offload", 0)) if fsdp else 0, **recomputation(recipe.get("recompute", "none")),
     )  # fmt: skip
     wrong = ""
     if layout.ep > layout.tp * layout.replicas:

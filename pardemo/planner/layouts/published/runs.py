@@ -187,7 +187,7 @@ def run(row: Mapping[str, str], measured: GpuProfile | None = None, folder: Path
     machine = gpu.on_hosts(gpus, min(gpus, of_a_host), link)
     counts = {
         name: value.whole(name) for name in ("tp", "cp", "pp", "ep", "etp", "micro_batch", "accumulation", "chunks")
-    } | {name: value.whole(name, 0) for name in ("shard_group", "offload")}  # fmt: skip
+    } | {"shard_group": value.whole("shard_group", 0), "offloaded_layers": value.whole("offload", 0)}  # fmt: skip
     others = counts["tp"] * counts["cp"] * counts["pp"]
     layout = Layout(
         **counts,  # type: ignore[arg-type]
