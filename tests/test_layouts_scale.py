@@ -18,13 +18,13 @@ from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.launch import facts, megatron
 from pardemo.planner.layouts.layout import Layout, check_layout
 from pardemo.planner.layouts.machines import Machine
-from pardemo.planner.layouts.memory import memory
-from pardemo.planner.layouts.micro_batch import layer
+from pardemo.planner.layouts.memory import predict_memory
+from pardemo.planner.layouts.micro_batch import layer_seconds
 from pardemo.planner.layouts.per_rank import kept, kept_bytes, owned_params
 from pardemo.planner.layouts.programs import MEGATRON, NANOTRON, find_program
 from pardemo.planner.layouts.published import against, loaders, runs
 from pardemo.planner.layouts.shape import Shape
-from pardemo.planner.layouts.step import stages, step
+from pardemo.planner.layouts.step import predict_step, stages
 
 SMALL = Shape(16, 4096, 32, 32, 11008, 32000)
 EXCHANGE = "data-parallel traffic"
@@ -50,7 +50,10 @@ def exchanging():
 def test_each_bucket_of_gradients_waits_at_each_host_that_its_ring_goes_on_to(tp, dp):
     layout = Layout(tp=tp, dp=dp, sharding="zero1", sequence_parallel=tp > 1)
     given = job(tp * dp)
-    more = step(given, layout).parts[EXCHANGE] - step(job(tp * dp, bucket_host_s=0.0), layout).parts[EXCHANGE]
+    more = (
+        predict_step(given, layout).parts[EXCHANGE]
+        - predict_step(job(tp * dp, bucket_host_s=0.0), layout).parts[EXCHANGE]
+    )
     buckets = math.ceil(owned_params(given, layout, stages(given, layout), 0).whole / NANOTRON.bucket_elements)
     assert more == pytest.approx(buckets * NANOTRON.bucket_host_s * (tp * dp // 8 - 1))
 
@@ -198,22 +201,22 @@ def test_heads_that_share_keys_keep_an_output_as_wide_as_queries():
 
 def test_all_modules_together_keep_less_than_any_and_come_back_for_a_layer():
     given = training()
-    alone = {module: memory(given, recomputing(module)).lines["activations"] for module in recomputed.MODULES}
-    together = memory(given, recomputing(*recomputed.MODULES)).lines["activations"]
+    alone = {module: predict_memory(given, recomputing(module)).lines["activations"] for module in recomputed.MODULES}
+    together = predict_memory(given, recomputing(*recomputed.MODULES)).lines["activations"]
     assert together < min(alone.values())
     layout = recomputing("moe")
     tokens, every = 4096, kept_bytes(given, layout.but(recompute="none", recomputed_modules=()))
     left = kept_bytes(given, layout)
     expected = 61 * tokens * left + tokens * (every - left) + 2 * tokens * H  # beside them the embedding's output
-    assert memory(given, layout).lines["activations"] == pytest.approx(expected)
+    assert predict_memory(given, layout).lines["activations"] == pytest.approx(expected)
 
 
 def test_what_modules_take_to_be_made_again():
     given, bare = training(), Layout(dp=64, ep=8, sharding="zero1")
-    before = {kind: layer(given, bare, kind).seconds for kind in (DENSE, ROUTED)}
+    before = {kind: layer_seconds(given, bare, kind).seconds for kind in (DENSE, ROUTED)}
 
     def more(module, kind):
-        after = layer(given, recomputing(module), kind).seconds
+        after = layer_seconds(given, recomputing(module), kind).seconds
         return {part: after.get(part, 0) - before[kind].get(part, 0) for part in before[kind] | after}
 
     assert more("core_attn", ROUTED)["attention"] == pytest.approx(before[ROUTED]["attention"] / 3.5)

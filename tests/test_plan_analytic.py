@@ -22,10 +22,10 @@ from pardemo.planner.layouts import Machine, configurations
 from pardemo.planner.layouts.fine_tune_memory import ALLOCATOR_BYTES, INT4_LOGIT_BYTES, kept_of_a_token
 from pardemo.planner.layouts.fine_tune_step import sent_bytes
 from pardemo.planner.layouts.job import ENGINES, FUSED_NORMS, TRANSFORMERS, engine_name, fine_tune
-from pardemo.planner.layouts.memory import memory
+from pardemo.planner.layouts.memory import predict_memory
 from pardemo.planner.layouts.published import finetune_runs
 from pardemo.planner.layouts.shape import Mamba, Shape
-from pardemo.planner.layouts.step import step
+from pardemo.planner.layouts.step import predict_step
 from pardemo.planner.layouts.tuning import Tuning, adapter_params, weight_bytes
 
 A100S = Machine(hardware.gpu("A100-80GB"), 8)
@@ -39,7 +39,7 @@ def both(*case, layers=None):
     assert adapter_params(planned.tuning, shape) == (run.trained_params if lora else 0)
     assert shape.params == pytest.approx(run.params - run.trained_params * lora, rel=0.001)
     sent = sum(nbytes for phase, nbytes in run.sent.items() if phase != "step"), run.sent.get("step", 0.0)
-    return memory(planned, layout).tensors, run.peak_bytes, sent_bytes(planned, layout), sent
+    return predict_memory(planned, layout).tensors, run.peak_bytes, sent_bytes(planned, layout), sent
 
 
 #: Every second one; ``pardemo bench plan`` has all sixty.
@@ -128,7 +128,7 @@ def test_reports_of_memory():
     assert len(oom) >= 60
     assert sum(map(finetune_fit.fits, ran)) >= 0.95 * len(ran), "a run that ran fits"
     assert sum(not finetune_fit.fits(run) for run in oom) >= 0.45 * len(oom)
-    shares = [(run, memory(run.job, run.layout).peak_bytes / finetune_fit.room(run)) for run in reports]
+    shares = [(run, predict_memory(run.job, run.layout).peak_bytes / finetune_fit.room(run)) for run in reports]
     near = [run for run, share in shares if finetune_runs.TIGHT < share <= 1]
     assert sum(run.outcome == "oom" for run in near) > len(near) / 2, "what fits barely often does not"
 
@@ -186,7 +186,7 @@ def test_the_plan_backwards_ends_where_the_room_does():
     job, layout, room = best.job, best.layout, request.machine.most_bytes
 
     def held(tokens=job.sequence, batch=layout.micro_batch):
-        return memory(replace(job, sequence=tokens), layout.but(micro_batch=batch)).peak_bytes
+        return predict_memory(replace(job, sequence=tokens), layout.but(micro_batch=batch)).peak_bytes
 
     longest = table.longest_sequence(request, best)
     assert held(longest) <= room < held(longest + 64)
@@ -203,7 +203,7 @@ def test_more_that_is_kept_takes_more_and_less_takes_less():
     lora = Tuning(8, ("q_proj", "v_proj"))
 
     def held(tuning=lora, engine="zero-2", batch=2, **changes):
-        return memory(*fine_tune(shape, A100S, tuning, engine, 8, batch, 2048, **changes)).peak_bytes
+        return predict_memory(*fine_tune(shape, A100S, tuning, engine, 8, batch, 2048, **changes)).peak_bytes
 
     assert held(checkpointing=False) > held()
     assert held(batch=4) > held()
@@ -220,7 +220,7 @@ def test_an_engines_name_is_a_program_and_what_its_ranks_share():
     for name in ENGINES:
         job, layout = fine_tune(shape, A100S, engine=name, ranks=8)
         assert engine_name(job, layout) == name
-        assert step(job, layout).tokens_per_s == 8 * 1024 / step(job, layout).seconds / 8
+        assert predict_step(job, layout).tokens_per_s == 8 * 1024 / predict_step(job, layout).seconds / 8
     with pytest.raises(ValueError, match=r"zero-0.*'zero-4'"):
         fine_tune(shape, A100S, engine="zero-4")
     with pytest.raises(ValueError, match=r"on_host.*optimizer.parameters.*'disk'"):
@@ -231,11 +231,11 @@ def test_an_engines_name_is_a_program_and_what_its_ranks_share():
         ({"recompute": "selective"}, "fine-tunes by deepspeed are not planned with selective recomputation"),
         ({"pp": 2, "chunks": 2}, "fine-tunes by deepspeed are not planned with chunks"),
     ):
-        for asked_of in (step, memory):
+        for asked_of in (predict_step, predict_memory):
             with pytest.raises(ValueError, match=told):
                 asked_of(job, layout.but(**changes))
     with pytest.raises(ValueError, match="zero2"):
-        step(*(fine_tune(shape, A100S)[0], layout))
+        predict_step(*(fine_tune(shape, A100S)[0], layout))
     assert "optimizer on the host" in str(fine_tune(shape, A100S, engine="zero-2", host_states="optimizer")[1])
 
 
@@ -364,7 +364,7 @@ def test_a_report_of_out_of_memory_is_said_not_to_fit(issue):
     """70B by Q-LoRA on 4 A10G under DDP, and by LoRA on 16 A100 with 32,768 tokens, LLaMA-Factory's issues."""
     (run,) = [run for run in RUNS if run.source.endswith(f"LLaMA-Factory/issues/{issue}")]
     assert run.outcome == "oom"
-    assert memory(run.job, run.layout).peak_bytes > finetune_fit.room(run)
+    assert predict_memory(run.job, run.layout).peak_bytes > finetune_fit.room(run)
 
 
 def test_what_the_hosts_memory_would_hold_is_named(capsys):
@@ -375,6 +375,6 @@ def test_what_the_hosts_memory_would_hold_is_named(capsys):
     assert "or FSDP2 (CPUOffloadPolicy; its time is not planned) in " in told
     shape, tuning = configurations.shape_of_config(models.find("llama3.1-70b")), Tuning(8, ("q_proj", "v_proj"))
     for engine in table.ON_THE_HOST:
-        held = memory(*fine_tune(shape, A100S, tuning, engine, 2, host_states="optimizer+parameters")).lines
+        held = predict_memory(*fine_tune(shape, A100S, tuning, engine, 2, host_states="optimizer+parameters")).lines
         assert not held.keys() & {"parameters", "frozen parameters", "gradients", "optimizer states"}
         assert held["gathered parameters"]

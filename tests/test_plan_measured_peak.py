@@ -75,7 +75,7 @@ def _measured(name, engine, lora, checkpointing, micro_batches, zero):
                 step()
         close()
 
-    return measured_peak.peak(run)
+    return measured_peak.measure_peak_bytes(run)
 
 
 def _model(name, engine, lora, checkpointing):

@@ -11,7 +11,7 @@ from pardemo.pipeline_parallel.instructions import Forward
 from pardemo.planner import network, validate
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.per_rank import owned_layer
-from pardemo.planner.layouts.step import step, waited_messages
+from pardemo.planner.layouts.step import predict_step, waited_messages
 
 CASES = {case.label: case for case in network.CASES}
 ACTIVATION = 2 * network.SEQUENCE * network.SHAPE.hidden  # bytes
@@ -46,7 +46,7 @@ def test_the_cases_are_twelve_layouts_with_every_kind_of_parallelism():
 
 def test_only_waits_and_links_take_time():
     for case in network.CASES:
-        parts = step(case.job, case.layout).parts
+        parts = predict_step(case.job, case.layout).parts
         real = {name for name, seconds in parts.items() if seconds > 1e-6}
         assert real <= {
             "layers as measured", "tensor-parallel traffic", "pipeline messages", "pipeline bubble",

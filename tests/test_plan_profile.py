@@ -269,8 +269,8 @@ def test_a_peak_is_the_datasheets_of_the_devices_name():
     assert hardware.gpu("H100").flops == 989e12
     told = {"NVIDIA H100 80GB HBM3": "H100", "NVIDIA GeForce RTX 5090": "5090", "AMD Instinct MI300X": "MI300X"}
     for device, known in told.items():
-        assert measured.peak(device, 1e12)[0] == hardware.gpu(known).flops
-    assert measured.peak("cpu", 1e11)[0] == 1e11
+        assert measured.find_peak_flops(device, 1e12)[0] == hardware.gpu(known).flops
+    assert measured.find_peak_flops("cpu", 1e11)[0] == 1e11
 
 
 def quick(monkeypatch):
@@ -343,6 +343,6 @@ def test_new_boards_have_their_datasheets_figures():
     rates = {"H100-PCIe": 2000, "H100-NVL": 3900, "RTX-PRO-6000": 1792, "RTX-6000-Ada": 960, "A6000": 768, "T4": 320}
     assert {name: hardware.GPUS[name].memory_bytes_per_s / 1e9 for name in rates} == pytest.approx(rates)
     assert [gpu.name for gpu in hardware.GPUS.values() if not gpu.bf16] == ["T4", "2080-Ti", "V100"]
-    assert measured.peak("NVIDIA H100 PCIe", 1e12)[0] == 756e12
-    assert measured.peak("Tesla V100-SXM2-16GB", 1e12)[0] == 125e12
-    assert measured.peak("Quadro RTX 6000", 1e12)[0] == 1e12
+    assert measured.find_peak_flops("NVIDIA H100 PCIe", 1e12)[0] == 756e12
+    assert measured.find_peak_flops("Tesla V100-SXM2-16GB", 1e12)[0] == 125e12
+    assert measured.find_peak_flops("Quadro RTX 6000", 1e12)[0] == 1e12

@@ -10,7 +10,7 @@ from pardemo.planner.dryrun import dry_run
 from pardemo.planner.layouts import Machine, Program, Shape, configurations, fine_tune_step
 from pardemo.planner.layouts.job import fine_tune
 from pardemo.planner.layouts.layout import Layout
-from pardemo.planner.layouts.step import step
+from pardemo.planner.layouts.step import predict_step
 from pardemo.planner.layouts.tuning import Tuning
 from pardemo.planner.storage_recorder import StorageRecorder
 
@@ -35,7 +35,7 @@ def job(**changes):
 
 
 def steps(job, program=PLAIN, overlap=None, **of_machine):
-    return step(*fine_tune(SHAPE, machine(**of_machine), **job, program=program, overlaps=overlap))
+    return predict_step(*fine_tune(SHAPE, machine(**of_machine), **job, program=program, overlaps=overlap))
 
 
 def parts(job, program=PLAIN, overlap=None, **of_machine):
@@ -122,7 +122,7 @@ def test_two_hosts_by_hand():
     """13.9e9 gradients of 2 bytes on 16 GPUs: 3Ψ·15/16 = 78.2 GB through 100 Gbit/s a host."""
     large = configurations.shape_of_config(Baichuan2Config.b13())
     two = Machine(hardware.gpu("A800-80GB"), 16, between=100e9 / 8)
-    shown = step(*fine_tune(large, two, Tuning(), "zero-2", 16)).parts["data-parallel traffic"]
+    shown = predict_step(*fine_tune(large, two, Tuning(), "zero-2", 16)).parts["data-parallel traffic"]
     assert shown == pytest.approx(3 * 15 / 16 * 2 * 13.9e9 / (12.5e9 * 0.8), rel=0.002)
 
 
@@ -220,10 +220,10 @@ def test_a_jobs_step_is_that_of_its_row():
     for row in rows:
         again = row.layout.recompute == "full"
         own = overlapped.job.but(engine=row.engine, ranks=4, batch=2, accumulation=2, checkpointing=again)
-        assert step(*table.job_and_layout(own, overlapped.machine, row.layout.host_states)) == row.step
+        assert predict_step(*table.job_and_layout(own, overlapped.machine, row.layout.host_states)) == row.step
     way = {"engine": "zero-2", "ranks": 4, "batch": 2, "accumulation": 2}
     hidden, shown = (
-        step(*table.job_and_layout(each.job.but(**way), each.machine)).seconds for each in (overlapped, asked())
+        predict_step(*table.job_and_layout(each.job.but(**way), each.machine)).seconds for each in (overlapped, asked())
     )
     assert hidden < shown
 
@@ -251,7 +251,7 @@ def llama(stage, accumulation, host_states="optimizer", ranks=8, **changes):
         engine=f"zero-{stage}", ranks=ranks, sequence=4096, accumulation=accumulation, host_states=host_states,
         **changes,
     )  # fmt: skip
-    return step(*tuned).parts.get("offload", 0.0)
+    return predict_step(*tuned).parts.get("offload", 0.0)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pardemo.planner import hardware
 from pardemo.planner.estimate import choose as choose_fastest
 from pardemo.planner.layouts import Job, Layout, Machine, charts
 from pardemo.planner.layouts.layout import check_layout
-from pardemo.planner.layouts.micro_batch import layer
+from pardemo.planner.layouts.micro_batch import layer_seconds
 from pardemo.planner.layouts.procedure import choose
 from pardemo.planner.layouts.programs import find_program
 from pardemo.planner.layouts.published import against, loaders, papers
@@ -159,7 +159,7 @@ def test_a_layer_without_small_matrices_and_launches_is_the_four_lines_of_the_ch
     layout = Layout(tp=4, pp=4, dp=2, micro_batch=4, accumulation=32, sharding="zero1", sequence_parallel=True)
     t, h, tokens = 4, 4096, 4 * 4096
     a_sum = 2 * (t - 1) / t * 2 * tokens * h / machine.rate(t) + 2 * machine.latency_within
-    assert layer(job, layout).seconds == pytest.approx(
+    assert layer_seconds(job, layout).seconds == pytest.approx(
         {
             "matrix multiplications": (
                 6 * tokens * (4 * h * h + 3 * h * 14336) / t / (machine.matrix_flops * bare.matmul_efficiency)

@@ -115,8 +115,8 @@ def precision(name: str) -> str:
     return plain
 
 
-def peak(gpu: Gpu, precision: str) -> float:
-    """Operations/s of dense products in that precision.
+def peak_flops(gpu: Gpu, precision: str) -> float:
+    """Returns the operations/s of dense products in that precision, by the data sheet.
 
     Raises:
         ValueError: the GPU has none in that precision, or there is no such precision.

@@ -63,7 +63,7 @@ def on_rank() -> dict[str, Any]:
     name, memory = _device(rank_device)
     rates = {size: _product(size, rank_device) for size in SIZES[gpu]}
     best = max(rates.values())
-    peak_flops, source = peak(name, best)
+    peak_flops, source = find_peak_flops(name, best)
     tensor = torch.empty(COPY_BYTES[gpu] // 4, device=rank_device)
     target = torch.empty_like(tensor)
     copied = _mean(2 * COPY_BYTES[gpu] / median(times(lambda: target.copy_(tensor), 7)))
@@ -148,7 +148,7 @@ def _device(rank_device: torch.device) -> tuple[str, float]:
     return "cpu", psutil.virtual_memory().total / int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
 
-def peak(name: str, best: float) -> tuple[float, str]:
+def find_peak_flops(name: str, best: float) -> tuple[float, str]:
     """Returns the datasheet's peak of the GPU of the device's name, and its source; else the best measured product."""
     words = set(name.upper().replace("-", " ").split())
     try:

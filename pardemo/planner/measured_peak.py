@@ -41,10 +41,10 @@ MARK = "pardemo: the step that counts"
 
 def measure(job: RankJob) -> int:
     """On each of ``job.ranks`` ranks: the largest number of bytes allocated during the job's second step."""
-    return peak(functools.partial(_run, job))
+    return measure_peak_bytes(functools.partial(_run, job))
 
 
-def peak(run: Callable[[Callable[[str], contextlib.AbstractContextManager]], None]) -> int:
+def measure_peak_bytes(run: Callable[[Callable[[str], contextlib.AbstractContextManager]], None]) -> int:
     """Returns the most bytes allocated while ``run(mark)`` is within ``mark(MARK)``, beyond those before it."""
     if torch.cuda.is_available():
         return _on_cuda(run)

@@ -15,7 +15,7 @@ from pardemo.planner.layouts.intervals import Interval, of_fine_tune
 from pardemo.planner.layouts.job import BUCKET_ELEMENTS, ENGINES, Job, engine_name, fine_tune
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
-from pardemo.planner.layouts.memory import memory
+from pardemo.planner.layouts.memory import predict_memory
 from pardemo.planner.layouts.search import PlannedLayout
 from pardemo.planner.layouts.shape import Shape
 
@@ -232,7 +232,8 @@ def longest_sequence(request: Request, best: PlanRow) -> int:
     context = getattr(request.job.config, "max_position_embeddings", None) or 1 << 20
     fits = _fits(request, lambda steps: (replace(job, sequence=TOKENS * steps), layout))
     if context < 2 * TOKENS:
-        return context if memory(replace(job, sequence=context), layout).peak_bytes <= request.machine.most_bytes else 0
+        nbytes = predict_memory(replace(job, sequence=context), layout).peak_bytes
+        return context if nbytes <= request.machine.most_bytes else 0
     return TOKENS * largest_that_fits(fits, context // TOKENS)
 
 
@@ -258,7 +259,8 @@ def least_bytes(request: Request, gpus: int, engine: str = "zero-3", host_states
     dp = max(1, gpus // (request.tp * request.pp))
     engine = engine if dp > 1 else "zero-0"
     row = plan_row(request, configurations.shape_of_config(request.job.config), engine, True, host_states, 1)
-    return memory(row.job, row.layout.but(dp=dp, accumulation=max(1, request.samples_per_step // dp))).peak_bytes
+    layout = row.layout.but(dp=dp, accumulation=max(1, request.samples_per_step // dp))
+    return predict_memory(row.job, layout).peak_bytes
 
 
 def smallest_cluster(request: Request) -> str:
@@ -318,7 +320,7 @@ def _cut_sequences(request: Request) -> list[str]:
 
 
 def _fits(request: Request, job_of_size: Callable[[int], tuple[Job, Layout]]) -> Callable[[int], bool]:
-    return lambda size: memory(*job_of_size(size)).peak_bytes <= request.machine.most_bytes
+    return lambda size: predict_memory(*job_of_size(size)).peak_bytes <= request.machine.most_bytes
 
 
 def largest_that_fits(fits: Callable[[int], bool], most: int) -> int:

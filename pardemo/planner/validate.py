@@ -19,9 +19,9 @@ from pardemo.planner.dryrun import dry_run
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts import Job, Layout, Machine, Shape, configurations, find_program
 from pardemo.planner.layouts.job import engine_name, fine_tune
-from pardemo.planner.layouts.memory import memory
+from pardemo.planner.layouts.memory import predict_memory
 from pardemo.planner.layouts.published import finetune_runs, megatron_2019
-from pardemo.planner.layouts.step import step
+from pardemo.planner.layouts.step import predict_step
 from pardemo.planner.layouts.tuning import Tuning
 from pardemo.tables import text_table
 
@@ -71,7 +71,7 @@ def megatron() -> list[Check]:
     """
     rows, alone = [], 0.0
     for tp, model in scaling.TABLE_1.items():
-        planned = step(megatron_2019.job(model, find_program("megatron-2022")), megatron_2019.layout(model, tp))
+        planned = predict_step(megatron_2019.job(model, find_program("megatron-2022")), megatron_2019.layout(model, tp))
         rate = model.flops / tp / planned.seconds
         label = f"Megatron, {model.parameters / 1e9:.1f}B, {tp}-way"
         if tp == 1:
@@ -89,7 +89,7 @@ def a800() -> list[Check]:
     shape = configurations.shape_of_config(models.find("llama2-7b"))
     for (stage, checkpointing), runs in finetune_runs.A800.items():
         for host_states, batch, samples_per_s in runs:
-            seconds = step(*fine_tune(
+            seconds = predict_step(*fine_tune(
                 shape, machine, engine=f"zero-{stage}", ranks=8, batch=batch, sequence=4096,
                 checkpointing=checkpointing, accumulation=64 // 8 // batch, host_states=host_states,
             )).seconds  # fmt: skip
@@ -103,7 +103,7 @@ def qwen() -> list[Check]:
     rows = []
     runs = list(finetune_runs.read_fine_tunes(finetune_runs.folder() / "finetunes.csv"))
     for run in finetune_runs.halves(runs)[1]:
-        job, ranks, planned = run.job, run.layout.dp, memory(run.job, run.layout).peak_bytes / 1e9
+        job, ranks, planned = run.job, run.layout.dp, predict_memory(run.job, run.layout).peak_bytes / 1e9
         how = f"{'LoRA' if job.tuning.lora else 'full'} on {job.tuning.base}, {ranks} × {job.sequence:,} tokens"
         label = f"{job.shape.name}, {how}, {engine_name(job, run.layout)}{', embeddings' * job.tuning.embeddings}"
         rows.append(_check(label, planned, run.peak_gb or 0.0, "GB", "Qwen's table of fine-tunes, A100-80GB", 0.15))
@@ -117,7 +117,7 @@ def nanotron() -> list[Check]:
         job = Job(shape, machine, find_program("nanotron"))
         for batch, tokens_per_s in runs.items():
             layout = Layout(dp=8, sharding=sharding, micro_batch=batch, accumulation=256 // 8 // batch)
-            predicted = step(job, layout).tokens_per_s
+            predicted = predict_step(job, layout).tokens_per_s
             label = f"nanotron, {shape.name}, micro-batch {batch}"
             rows.append(_check(label, predicted, tokens_per_s, "tokens/s and GPU", "the playbook's benchmarks", 0.15))
     return rows
@@ -129,7 +129,7 @@ def swift() -> list[Check]:
     shape = configurations.shape_of_config(Baichuan2Config.b13(loss_head="full"))
     for length, (speed, gib) in SWIFT.items():
         planned = fine_tune(shape, machine, Tuning(8, ("W_pack",)), sequence=length, accumulation=16)
-        seconds, held = step(*planned).seconds / 16, memory(*planned).peak_bytes / 2**30
+        seconds, held = predict_step(*planned).seconds / 16, predict_memory(*planned).peak_bytes / 2**30
         source = "ms-swift's table, 1 × A100-80GB"
         label = f"Baichuan2-13B LoRA, {length} tokens"
         rows.append(_check(label, 1 / seconds, speed, "samples/s", source, 0.0, "at most"))

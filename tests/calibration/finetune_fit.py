@@ -31,7 +31,7 @@ from pardemo.planner.layouts.published.finetune_runs import (
     halves,
     read_fine_tunes,
 )
-from pardemo.planner.layouts.step import step
+from pardemo.planner.layouts.step import predict_step
 from pardemo.planner.layouts.tuning import FULL
 
 #: In GB, by halves: the runs tell no finer.
@@ -71,7 +71,7 @@ def time_error(run: ReportedRun, program: Program | None = None) -> float | None
         return None
     own = run.job.program
     program = own if program is None else program.but(engine=own.engine, supports=own.supports)
-    return step(replace(run.job, program=program), run.layout).seconds / run.seconds - 1
+    return predict_step(replace(run.job, program=program), run.layout).seconds / run.seconds - 1
 
 
 def of_memory(runs: Sequence[ReportedRun]) -> dict[str, float]:
@@ -113,7 +113,7 @@ def of_plain(found: Program) -> Program:
             job = fine_tune(
                 shape, machine, FULL, f"zero-{stage}", 8, batch, 4096, accumulation=64 // 8 // batch, program=one
             )
-            misses.append(abs(64 / step(*job).seconds / rate - 1))
+            misses.append(abs(64 / predict_step(*job).seconds / rate - 1))
         return fmean(misses)
 
     return min((found.but(name="transformers", uncut_passes=moved, cut_passes=moved) for moved in PLAIN), key=missed)

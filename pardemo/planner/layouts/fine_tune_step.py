@@ -4,7 +4,7 @@ from pardemo.formulas.tensor_parallel import block, phi
 from pardemo.planner.estimate import PredictedStep
 from pardemo.planner.layouts.job import Job, check_fine_tune
 from pardemo.planner.layouts.layout import Layout
-from pardemo.planner.layouts.micro_batch import Parts, head, layer
+from pardemo.planner.layouts.micro_batch import Parts, head_seconds, layer_seconds
 from pardemo.planner.layouts.programs import Program
 from pardemo.planner.layouts.tuning import BASES, adapted_parts, trained_params
 
@@ -86,8 +86,8 @@ def tuned_step(job: Job, layout: Layout) -> PredictedStep:
     layers, recomputes = shape.layers / layout.pp, layout.recompute == "full"
     parts = Parts()
     for kind, count in shape.layer_kinds:
-        parts.add_all(layer(job, layout, kind), layers * count / shape.layers)
-    parts.add_all(head(job, layout), tuning.labels)  # of all tokens, and made of those that have a label
+        parts.add_all(layer_seconds(job, layout, kind), layers * count / shape.layers)
+    parts.add_all(head_seconds(job, layout), tuning.labels)  # of all tokens, and made of those that have a label
     if BASES[tuning.base] < 2:
         passes = 3 if recomputes else 2
         packed_params = (shape.params - shape.embedding_and_head_params) / (layout.tp * layout.pp)

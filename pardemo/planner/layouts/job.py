@@ -43,7 +43,7 @@ class Job:
             raise ValueError(f"dispatch must be one of {', '.join(DISPATCHERS)}, not {self.dispatch!r}")
         if not self.imbalance >= 1:
             raise ValueError(f"imbalance is the fullest over the average, at least 1, not {self.imbalance!r}")
-        hardware.peak(self.machine.gpu, self.precision)
+        hardware.peak_flops(self.machine.gpu, self.precision)
         if self.frozen:
             self.program.check_lora()
         if self.frozen and self.shape.hybrid and not self.program.engine:
@@ -64,7 +64,7 @@ class Job:
     @property
     def peak_flops(self) -> float:
         """Operations/s of the data sheet, in the job's precision."""
-        return hardware.peak(self.machine.gpu, self.precision)
+        return hardware.peak_flops(self.machine.gpu, self.precision)
 
     @property
     def matmul_speedup(self) -> float:

@@ -10,8 +10,8 @@ from pardemo.planner.layouts.step import stages
 LINES = ("parameters", "gradients", "optimizer states", "gathered parameters", "activations", "logits", "program")
 
 
-def memory(job: Job, layout: Layout) -> Memory:
-    """Returns the bytes of a rank of the fullest stage; of a fine-tune under Transformers' Trainer its engine's."""
+def predict_memory(job: Job, layout: Layout) -> Memory:
+    """Predicts the bytes of a rank of the fullest stage; of a fine-tune under Transformers' Trainer its engine's."""
     if job.program.engine:
         return predict_peak(job, layout)
     split = stages(job, layout)

@@ -56,7 +56,7 @@ def matmul_seconds(job: Job, matmul: Matmul, tp: int, tokens: float, in_bf16: bo
     return full_tile_s * (1 + tile_loss / tokens) * (1 + tile_loss / inputs) * (1 + tile_loss / outputs)
 
 
-def layer(job: Job, layout: Layout, kind: Layer | None = None) -> Parts:
+def layer_seconds(job: Job, layout: Layout, kind: Layer | None = None) -> Parts:
     """Returns the seconds of both passes of a micro-batch through one layer on one rank, with what is recomputed.
 
     ``kind``: by default the model's first.
@@ -96,15 +96,15 @@ def layer(job: Job, layout: Layout, kind: Layer | None = None) -> Parts:
         attention_s = (1 + BACKWARD_ATTENTION + recomputes_all) * scan / reached
     launch_s = _launching(job, layout) * blocks / 2
     if kind.mlp == "experts":
-        expert_costs = experts(job, layout)
-        matmul_s += expert_costs.matmul_s
-        moved_bytes += expert_costs.moved_bytes
+        costs = expert_costs(job, layout)
+        matmul_s += costs.matmul_s
+        moved_bytes += costs.moved_bytes
         recomputes_experts = "moe" in layout.recomputed_modules
-        recomputed_s += recomputes_experts * expert_costs.matmul_s
-        recomputed_bytes += recomputes_experts * expert_costs.moved_bytes
-        launch_s += expert_costs.launch_s * (4 / 3 if recomputes_experts else 1)
+        recomputed_s += recomputes_experts * costs.matmul_s
+        recomputed_bytes += recomputes_experts * costs.moved_bytes
+        launch_s += costs.launch_s * (4 / 3 if recomputes_experts else 1)
         all_to_alls = 6 if recomputes_all or recomputes_experts else 4  # there and back, in each pass
-        parts.add("expert-parallel traffic", all_to_alls * expert_costs.exchange_s)
+        parts.add("expert-parallel traffic", all_to_alls * costs.exchange_s)
     if program.layer_s is None:
         parts.add("matrix multiplications", (passes + selective_share - job.frozen) * matmul_s + recomputed_s)
         parts.add("attention", attention_s)
@@ -134,7 +134,7 @@ class ExpertCosts:
     launch_s: float  # host time, for both passes
 
 
-def experts(job: Job, layout: Layout) -> ExpertCosts:
+def expert_costs(job: Job, layout: Layout) -> ExpertCosts:
     """Computes what a rank does with the tokens that are sent to its experts, and the exchange that brings them.
 
     The tokens are those of ``ep`` × ``etp`` ranks, each of which has a tensor-parallel share of its own (sequence
@@ -228,7 +228,7 @@ def _launching(job: Job, layout: Layout) -> float:
     return launch_s
 
 
-def head(job: Job, layout: Layout) -> Parts:
+def head_seconds(job: Job, layout: Layout) -> Parts:
     """Returns the seconds of the logits and their loss, both passes; and of multi-token prediction's layers."""
     shape, parts = job.shape, Parts()
     tokens = layout.micro_batch * job.sequence / layout.cp
@@ -240,7 +240,7 @@ def head(job: Job, layout: Layout) -> Parts:
     parts.add("matrix multiplications", heads * passes * head_s)
     parts.add("memory bandwidth", heads * logits * LOSS_BYTES / job.machine.memory_bytes_per_s)
     if shape.mtp_layers:
-        parts.add_all(layer(job, layout, shape.mtp_layer_kind), shape.mtp_layers)
+        parts.add_all(layer_seconds(job, layout, shape.mtp_layer_kind), shape.mtp_layers)
         mtp_projection_s = matmul_seconds(job, Matmul(2 * shape.hidden, shape.hidden, COLUMNS), layout.tp, tokens)
         parts.add("matrix multiplications", shape.mtp_layers * (3 - job.frozen) * mtp_projection_s)
     return parts

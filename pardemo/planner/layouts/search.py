@@ -11,9 +11,9 @@ from pardemo.planner.layouts.intervals import Interval, beyond_measured, of_seco
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import CONTEXTS, RECOMPUTE, SHARDING, Layout, exchanges_heads
 from pardemo.planner.layouts.machines import Machine
-from pardemo.planner.layouts.memory import Memory, memory
+from pardemo.planner.layouts.memory import Memory, predict_memory
 from pardemo.planner.layouts.shape import Shape
-from pardemo.planner.layouts.step import PredictedStep, idle_stages, step
+from pardemo.planner.layouts.step import PredictedStep, idle_stages, predict_step
 
 MOST_ACROSS = 2  # hosts that tensor parallelism may span: beyond, nothing published was quick
 MOST_SAMPLES = 32  # of a micro-batch
@@ -36,11 +36,11 @@ class PlannedLayout:
 
     @cached_property
     def step(self) -> PredictedStep:
-        return step(self.job, self.layout)
+        return predict_step(self.job, self.layout)
 
     @cached_property
     def memory(self) -> Memory:
-        return memory(self.job, self.layout)
+        return predict_memory(self.job, self.layout)
 
     @property
     def seconds(self) -> float:

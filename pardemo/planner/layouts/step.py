@@ -8,7 +8,7 @@ from pardemo.planner.layouts.fine_tune_step import tuned_step
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout, check_layout
 from pardemo.planner.layouts.machines import Machine
-from pardemo.planner.layouts.micro_batch import Parts, head, layer
+from pardemo.planner.layouts.micro_batch import Parts, head_seconds, layer_seconds
 from pardemo.planner.layouts.per_rank import Owned, kept_bytes, owned_layer, owned_trained_params, trained_layer
 from pardemo.planner.layouts.shape import Shape
 
@@ -83,7 +83,7 @@ def _balanced(shape: Shape, pp: int) -> list[int]:
     return placement
 
 
-def step(job: Job, layout: Layout) -> PredictedStep:
+def predict_step(job: Job, layout: Layout) -> PredictedStep:
     """Predicts a step's time, part by part.
 
     From its first micro-batch on the slowest stage has no pause; before and after it the others work, which is the
@@ -135,8 +135,8 @@ def _micro_batch(job: Job, layout: Layout) -> tuple[Parts, Parts]:
     if key not in job.cache:
         mean = Parts()
         for kind, count in job.shape.layer_kinds:
-            mean.add_all(layer(job, layout, kind), count / job.shape.layers)
-        job.cache[key] = mean, head(job, layout)
+            mean.add_all(layer_seconds(job, layout, kind), count / job.shape.layers)
+        job.cache[key] = mean, head_seconds(job, layout)
     return job.cache[key]
 
 

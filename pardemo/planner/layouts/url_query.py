@@ -121,7 +121,7 @@ def plan_arguments(question: Mapping[str, str], folder: Path) -> Namespace:
         if asked["target"] or rank:
             program.check_lora()
     with _about("precision"):
-        hardware.peak(gpu, hardware.precision(asked["precision"] or "bf16"))
+        hardware.peak_flops(gpu, hardware.precision(asked["precision"] or "bf16"))
     with _about("target"):
         config = configurations.find_configuration(model)
         command.tuning_of(asked["target"], rank, config, configurations.shape_of_config(config))

@@ -147,7 +147,7 @@ def _planned_layout(
     """
     from pardemo.planner import hardware
     from pardemo.planner.layouts import Job, Machine, find_program, layout
-    from pardemo.planner.layouts.memory import memory
+    from pardemo.planner.layouts.memory import predict_memory
 
     trained = trained_of(fullest, measured)
     of_rank = [parallelism for parallelism in measured.parallelism if fullest.rank in parallelism.ranks]
@@ -162,7 +162,7 @@ def _planned_layout(
         weight_bytes=weight, gradient_bytes=gradient, state_bytes=trained["state"], logit_bytes=LOGITS[compute]
     )
     job = Job(asked.shape, Machine(hardware.gpu("H100"), gpus, min(gpus, 8)), program, sequence)
-    plan = memory(job, chosen)
+    plan = predict_memory(job, chosen)
     kinds = dict(plan.lines)
     kinds["activations"] *= compute / 2  # the planner's are of 16 bits
     if data is not None and data.kind != "DDP":

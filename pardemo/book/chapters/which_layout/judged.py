@@ -13,7 +13,7 @@ from pardemo.planner.layouts.published import against, loaders
 from pardemo.planner.layouts.published.against import ComparedRun
 from pardemo.planner.layouts.published.papers import PublishedTraining
 from pardemo.planner.layouts.published.runs import PublishedRun, read
-from pardemo.planner.layouts.step import step
+from pardemo.planner.layouts.step import predict_step
 
 #: The mean error of time that was aimed at, by source; 10 % for all others.
 TARGETS = {"nanotron": 0.15, "Megatron-DeepSpeed": 0.12}
@@ -101,7 +101,7 @@ def without_hiding(
     for link, job in jobs.items():
         if link > above:
             bare = replace(job, program=job.program.but(tp_overlap=0))
-            quickest = min(step(bare, layout).seconds for layout in pipelines)
+            quickest = min(predict_step(bare, layout).seconds for layout in pipelines)
             bounds[link] = 1.05 * quickest / seconds["pipeline"][link]
     return bounds
 

@@ -9,12 +9,12 @@ from typing import Any
 from pardemo import project
 from pardemo.planner.estimate import choose
 from pardemo.planner.layouts.job import Job
-from pardemo.planner.layouts.memory import Memory, memory
+from pardemo.planner.layouts.memory import Memory, predict_memory
 from pardemo.planner.layouts.programs import Program, fitted_releases
 from pardemo.planner.layouts.published.loaders import load, nvidia_program
 from pardemo.planner.layouts.published.runs import PublishedRun
 from pardemo.planner.layouts.search import expected
-from pardemo.planner.layouts.step import PredictedStep, step, why_not
+from pardemo.planner.layouts.step import PredictedStep, predict_step, why_not
 
 LEAST_MFU = 0.05  # below it a run hardly computed: what it waited for is not in the model
 
@@ -62,7 +62,7 @@ class ComparedRun:
 
 def compare(runs: Iterable[PublishedRun]) -> list[ComparedRun]:
     """Predicts each run."""
-    return [ComparedRun(run, step(run.job, run.layout), memory(run.job, run.layout)) for run in runs]
+    return [ComparedRun(run, predict_step(run.job, run.layout), predict_memory(run.job, run.layout)) for run in runs]
 
 
 def usable(outcomes: Iterable[ComparedRun], least_mfu: float = 0.0) -> list[ComparedRun]:
@@ -187,7 +187,7 @@ def correct_seconds(job: Job, runs: Sequence[PublishedRun]) -> tuple[Job, str]:
         raise ValueError(
             f"--measured has no run with a time on {wanted}; it has {', '.join(others) or 'none that has a time'}"
         )
-    ratios = sorted(run.seconds / step(_as(run.job, job), run.layout).seconds for run in timed if run.seconds)
+    ratios = sorted(run.seconds / predict_step(_as(run.job, job), run.layout).seconds for run in timed if run.seconds)
     correction = statistics.median(ratios)
     line = f"{len(ratios)} measured run{'s' * (len(ratios) > 1)} took {correction:.2f} times as long as predicted"
     if len(ratios) > 1:
