@@ -36,7 +36,7 @@ def test_a_search_tries_only_what_can_be_run_and_keeps_the_quickest():
     assert (answer.tried, answer.fitting) == (len(tried), len(fitting))
     quickest = min(predict_step(given, one).seconds for one in fitting)
     assert answer.best[0].seconds <= AS_QUICK * quickest
-    assert all(one.fits for one in (*answer.best, *answer.front))
+    assert all(one.has_room for one in (*answer.best, *answer.front))
     free = [one.headroom for one in answer.front]
     assert free == sorted(free), "slower, but with more room"
 
@@ -65,7 +65,7 @@ def test_what_fits_nowhere_is_told_with_the_least():
 def test_a_choice_may_depend_on_what_was_assumed():
     answer = search(job(LLAMA, 64, between=12.5e9, sequence=8192), 128)
     for best, same in sensitivity(answer).values():
-        assert best.seconds <= same.seconds * AS_QUICK or not same.fits
+        assert best.seconds <= same.seconds * AS_QUICK or not same.has_room
 
 
 def test_a_search_tries_stage_two_and_both_ways_to_share_a_sequence():

@@ -26,7 +26,7 @@ AS_QUICK = 1.01  # what takes no longer than this many times the quickest is as 
 def choose(candidates: Sequence[T], seconds: Callable[[T], float], preference: Callable[[T], Any]) -> T:
     """Returns the candidate with the least ``preference`` of those whose seconds are within 1 % of the quickest's."""
     quickest = min(map(seconds, candidates))
-    return min((each for each in candidates if seconds(each) <= AS_QUICK * quickest), key=preference)
+    return min((candidate for candidate in candidates if seconds(candidate) <= AS_QUICK * quickest), key=preference)
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ def write_plan(folder: str | Path, request: Request, row: PlanRow, base: Recipe)
         ValueError: see :func:`refuse_unwritable`; or no module of the model has a name that LoRA was asked for.
     """
     refuse_unwritable(request, base)
-    job, hosts, each = request.job, request.machine.hosts, request.machine.host_gpus
+    job, hosts, host_gpus = request.job, request.machine.hosts, request.machine.host_gpus
     texts: dict[str, str] = {}
     notes: list[str] = []
     head, config = "", "accelerate.yaml"
@@ -100,12 +100,12 @@ def write_plan(folder: str | Path, request: Request, row: PlanRow, base: Recipe)
         shell_notes, slurm_notes = [*notes, about_data], [*notes, f"sbatch job.slurm {usage}; {about_data}"]
         texts[SCRIPT] = f"{head}{_script(request, row, base, model)}"
         texts[ARGUMENTS] = head + strict_yaml.dump(training_arguments(request, row, base, sharding))
-    torchrun = f"torchrun --nproc_per_node {each} {cluster.torchrun(hosts, 'SLURM_NODEID')} {script}"
+    torchrun = f"torchrun --nproc_per_node {host_gpus} {cluster.torchrun(hosts, 'SLURM_NODEID')} {script}"
     texts |= {
         config: head + strict_yaml.dump(launched),
-        "hostfile": head + cluster.hostfile(hosts, each),
-        "launch.sh": cluster.shell(hosts, each, script, config, deepspeed_script, usage, shell_notes),
-        "job.slurm": cluster.slurm(hosts, each, name, f'{torchrun} "$@"', slurm_notes, file="job.slurm"),
+        "hostfile": head + cluster.hostfile(hosts, host_gpus),
+        "launch.sh": cluster.shell(hosts, host_gpus, script, config, deepspeed_script, usage, shell_notes),
+        "job.slurm": cluster.slurm(hosts, host_gpus, name, f'{torchrun} "$@"', slurm_notes, file="job.slurm"),
     }
     for file, text in texts.items():
         project.write_atomically(Path(folder) / file, partial(Path.write_text, data=text, encoding="utf-8"))

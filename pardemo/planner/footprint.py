@@ -27,14 +27,14 @@ LINES = (
 
 
 #: Linear layers whose output is whole on every tensor-parallel rank, by the last part of their name.
-_ROWS = ("o_proj", "down_proj", "out_proj", "dense_4h_to_h", "c_proj", "w2")
+_CUT_BY_ROWS = ("o_proj", "down_proj", "out_proj", "dense_4h_to_h", "c_proj", "w2")
 _CUT_INSIDE = ("self_attn", "attn", "attention", "mlp", "feed_forward")
 
 
 def is_cut(module: str) -> bool:
     """Returns whether tensor parallelism cuts what a module makes: heads and MLP widths, not the residual stream."""
     parts = module.split(".")
-    return parts[-1] not in _ROWS and any(part in _CUT_INSIDE for part in parts)
+    return parts[-1] not in _CUT_BY_ROWS and any(part in _CUT_INSIDE for part in parts)
 
 
 @dataclass
@@ -98,20 +98,20 @@ class Footprint:
         if ranks == 1 < dp:
             raise ValueError(f"a dry run of one rank does not tell what {dp} send")
         more = 1.0 if ranks == dp else (dp - 1) / dp * ranks / (ranks - 1)  # of a ring's (N − 1)/N
-        each = sum(nbytes for phase, nbytes in self.sent.items() if phase != "step")
-        return more * each / model_parallel, more * self.sent.get("step", 0.0) / model_parallel
+        reduced = sum(nbytes for phase, nbytes in self.sent.items() if phase != "step")
+        return more * reduced / model_parallel, more * self.sent.get("step", 0.0) / model_parallel
 
     @classmethod
     def of(cls, job: RankJob, recorder: StorageRecorder, sizes: dict[str, tuple[int, bool]]) -> "Footprint":
         """Makes the footprint of the step that a recorder has seen."""
         lives, built, first = recorder.lives, recorder.built, recorder.first_event
-        number = {id(life): place for place, life in enumerate(lives)}
+        number = {id(life): index for index, life in enumerate(lives)}
         line_of = np.array([LINES.index(_line(life, job)) for life in lives])
         changes = np.array([(number[id(life)], change) for life, change in recorder.events], np.int64)
-        who, nbytes = changes.T
-        step = timeline(line_of[who], nbytes, first)
+        storages, nbytes = changes.T
+        step = timeline(line_of[storages], nbytes, first)
         top = int(step.sum(1).argmax())
-        culprit = lives[who[first + top]]
+        culprit = lives[storages[first + top]]
         return cls(
             job=job,
             params=sum(count for count, _ in sizes.values()),
@@ -120,7 +120,7 @@ class Footprint:
             peak_phase=culprit.phase,
             peak_module=culprit.module or "the engine",
             timeline=step,
-            phases=[(name, place - first) for name, place in recorder.marks if place >= first],
+            phases=[(name, event - first) for name, event in recorder.marks if event >= first],
             flops={name: count for name, count in recorder.flops.items() if count},
             traffic=recorder.traffic,
             step_traffic=recorder.step_traffic,
@@ -204,11 +204,11 @@ def shares_on_gpu(footprint: Footprint, ranks: int, layout: Layout) -> np.ndarra
     """
     fewer = footprint.job.ranks / ranks
     parts = np.zeros(len(footprint.lives))
-    for place, life in enumerate(footprint.lives):
-        line = LINES[footprint.line_of[place]]
+    for index, life in enumerate(footprint.lives):
+        line = LINES[footprint.line_of[index]]
         if not _on_host(line, life, layout.host_states):
             part = 1.0 if is_bucket(life, footprint.job) else _model_parallel(line, life, layout)
-            parts[place] = part * (fewer if _is_sharded(line, life, footprint) else 1.0)
+            parts[index] = part * (fewer if _is_sharded(line, life, footprint) else 1.0)
     return parts
 
 

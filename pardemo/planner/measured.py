@@ -111,15 +111,15 @@ def _matrices(n: int, rank_device: torch.device) -> tuple[torch.Tensor, torch.Te
 def _links(gpu: bool) -> dict[str, Any]:
     """Returns the links inside and between hosts, of all-reduces that all groups of a kind make at once."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    each = int(os.environ.get("LOCAL_WORLD_SIZE", size))
-    hosts = size // each
-    fields: dict[str, Any] = {"host_gpus": each}
-    inside = [dist.new_group(range(host * each, (host + 1) * each)) for host in range(hosts)]
-    between = [dist.new_group(range(local, size, each)) for local in range(each)]
-    if each > 1:
-        fields["inside"] = _link(inside[rank // each], each, 1, gpu)
+    host_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", size))
+    hosts = size // host_ranks
+    fields: dict[str, Any] = {"host_gpus": host_ranks}
+    inside = [dist.new_group(range(host * host_ranks, (host + 1) * host_ranks)) for host in range(hosts)]
+    between = [dist.new_group(range(local, size, host_ranks)) for local in range(host_ranks)]
+    if host_ranks > 1:
+        fields["inside"] = _link(inside[rank // host_ranks], host_ranks, 1, gpu)
     if hosts > 1:  # each GPU's ring has its part of the adapters
-        fields["between"] = _link(between[rank % each], hosts, each, gpu)
+        fields["between"] = _link(between[rank % host_ranks], hosts, host_ranks, gpu)
     return fields
 
 

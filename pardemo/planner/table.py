@@ -97,11 +97,6 @@ class PlanRow(PlannedLayout):
         return self.layout.zero_stage if self.job.program.deepspeed else None
 
     @property
-    def fits(self) -> bool:
-        """Whether a GPU holds it, however little stays free."""
-        return self.peak_bytes <= self.job.machine.most_bytes
-
-    @property
     def interval(self) -> Interval:
         """Between which seconds a step lies in four of five cases."""
         return of_fine_tune("seconds", self.seconds)
@@ -145,7 +140,7 @@ class Plan:
         """Rows that may be recommended: of those that fit, those that leave room; all that fit where none does."""
         fitting = [row for row in self.rows if row.fits]
         fitting = [row for row in fitting if row.engine != "fsdp2"] or fitting
-        return [row for row in fitting if row.peak_bytes <= row.usable_bytes] or fitting
+        return [row for row in fitting if row.has_room] or fitting
 
 
 def _preference(row: PlanRow) -> tuple:
@@ -338,7 +333,7 @@ def explain_best(plan: Plan) -> str:
     if best is None:
         return "nothing fits"
     fastest = f"the fastest that fits {best.job.machine.most_bytes / 1e9:.1f} GB"
-    if best.peak_bytes <= best.usable_bytes:
+    if best.has_room:
         fastest = f"the fastest that leaves {RESERVE:.0%} of a GPU free"
     if best.hours != min(row.hours for row in plan.eligible):
         fastest = f"within 1 % of {fastest}, and offloads or shards less or takes less memory"

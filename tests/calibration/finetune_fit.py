@@ -4,8 +4,8 @@ How often a model's activations go through memory where its norms and rotations 
 Qwen's runs do not tell, two of the four runs of LLaMA-7B without offload tell.
 It prints the best of a grid, which are those that the planner has, and the errors on all runs; which terms the model
 has was decided with all runs in view. These runs do not tell slow products from traffic through memory: that products
-reach 0.85 was set before, near nanotron's 0.84. UNPACKED of :mod:`pardemo.planner.layouts.fine_tune_step` is the best
-of a few on the same half.
+reach 0.85 was set before, near nanotron's 0.84. UNPACKED_BYTES of :mod:`pardemo.planner.layouts.fine_tune_step` is the
+best of a few on the same half.
 """
 
 import itertools

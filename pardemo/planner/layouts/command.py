@@ -272,6 +272,6 @@ def _write(arguments: argparse.Namespace, planned: "PlannedLayout") -> list[str]
         return []
     from pardemo.planner.layouts import explanations, launch
 
-    if not planned.fits:
+    if not planned.has_room:
         raise ValueError(f"--write: {planned.layout}: {explanations.describe_fit(planned)}")
     return launch.write_files(Path(arguments.write), planned.job, planned.layout, arguments.model)

@@ -7,15 +7,15 @@ holds is read from the sources of Transformers' models, PEFT and DeepSpeed 0.19,
 import math
 
 from pardemo.planner.estimate import CONTEXT_BYTES, NCCL_BYTES, Memory
-from pardemo.planner.layouts.fine_tune_step import LIVE
+from pardemo.planner.layouts.fine_tune_step import LIVE_ELEMENTS
 from pardemo.planner.layouts.job import Job, check_fine_tune
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.shape import Shape
 from pardemo.planner.layouts.tuning import STATES, Tuning, adapted, adapter_params, trained_params, weight_bytes
 
-LOGITS = 12.0  # of each: in fp32, its softmax and its gradient (``ForCausalLMLoss`` of Transformers)
-FUSED = 1024  # tokens of a piece of a fused loss
-SUB_GROUP = 1_000_000_000  # elements that stage 3 updates at once (``sub_group_size``)
+LOGIT_BYTES = 12.0  # of a logit: in fp32, its softmax and its gradient (``ForCausalLMLoss`` of Transformers)
+FUSED_LOSS_TOKENS = 1024  # of a piece of a fused loss
+SUB_GROUP_ELEMENTS = 1_000_000_000  # that stage 3 updates at once (``sub_group_size``)
 # No source states the next two: they are fitted to every second one of Qwen's 57 runs.
 ALLOCATOR_BYTES = 2.0e9  # what torch's allocator keeps beside tensors, and libraries' workspaces
 INT4_LOGIT_BYTES = 8.0  # of a logit beside GPTQ's weights, whose model computes in fp16
@@ -105,8 +105,8 @@ def moments(job: Job, layout: Layout) -> dict[str, dict[str, float]]:
     ends = (10.0 if shape.gated and not tuning.lora else 6.0) * h  # the embeddings, the last norm
     in_flight = min(layout.pp, layout.accumulation)
     activations = tokens * (in_flight * shape.layers / layout.pp * layer_bytes + ends)
-    logit_tokens = min(tokens * tuning.labels, FUSED if tuning.fused_loss else math.inf)
-    logit_bytes = INT4_LOGIT_BYTES if tuning.base == "int4" else LOGITS
+    logit_tokens = min(tokens * tuning.labels, FUSED_LOSS_TOKENS if tuning.fused_loss else math.inf)
+    logit_bytes = INT4_LOGIT_BYTES if tuning.base == "int4" else LOGIT_BYTES
     logits = logit_bytes * shape.vocabulary * logit_tokens / layout.tp
     buffers = {"gathered parameters": _gathered(job, layout), "buckets": _buckets(job, layout)}
     states_at_loss = dict(model_states)
@@ -139,7 +139,7 @@ def moments(job: Job, layout: Layout) -> dict[str, dict[str, float]]:
 def _gathered(job: Job, layout: Layout) -> float:
     """Returns the bytes of whole parameters that stage 3 or FSDP2 has gathered when the loss is there.
 
-    Stage 3 keeps what it needs again before it has gone through :data:`LIVE` elements; FSDP2 the root's, which are the
+    Stage 3 keeps what it needs again before it has gone through :data:`LIVE_ELEMENTS`; FSDP2 the root's, which are the
     embedding, the head, and a layer on either side.
     """
     shape = job.shape
@@ -147,9 +147,8 @@ def _gathered(job: Job, layout: Layout) -> float:
         return 0.0
     if not job.program.deepspeed:
         return 2.0 * shape.embedding_and_head_params / layout.tp
-    return min(
-        2.0 * shape.params / layout.tp, max(2.0 * LIVE, 2 * shape.head_params / layout.tp + _layer_bytes(job, layout))
-    )
+    kept_bytes = max(2.0 * LIVE_ELEMENTS, 2 * shape.head_params / layout.tp + _layer_bytes(job, layout))
+    return min(2.0 * shape.params / layout.tp, kept_bytes)
 
 
 def _buckets(job: Job, layout: Layout) -> float:
@@ -172,7 +171,7 @@ def _update(job: Job, layout: Layout) -> float:
     stage = layout.zero_stage
     if job.program.deepspeed:
         owned = trained / (layout.dp if stage else 1)
-        at_once = min(owned, SUB_GROUP) if stage == 3 else owned
+        at_once = min(owned, SUB_GROUP_ELEMENTS) if stage == 3 else owned
         return 0.0 if layout.host_states != "none" else (6 if stage else 4) * at_once
     foreach = job.program.engine == "torch" and job.tuning.optimizer == "adamw-foreach"
     return 2 * trained if foreach else 0.0

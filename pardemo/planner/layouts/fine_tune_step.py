@@ -4,14 +4,13 @@ from pardemo.formulas.tensor_parallel import block, phi
 from pardemo.planner.estimate import PredictedStep
 from pardemo.planner.layouts.job import Job, check_fine_tune
 from pardemo.planner.layouts.layout import Layout
-from pardemo.planner.layouts.micro_batch import Parts, head_seconds, layer_seconds
+from pardemo.planner.layouts.micro_batch import BACKWARD_SHARE, Parts, head_seconds, layer_seconds
 from pardemo.planner.layouts.programs import Program
 from pardemo.planner.layouts.tuning import BASES, adapted_parts, trained_params
 
-HIDDEN = 0.8  # of the computation beside which something is sent, where an engine does so at all
+HIDDEN_SHARE = 0.8  # of the computation beside which something is sent, where an engine does so at all
 #: DeepSpeed's ``stage3_max_reuse_distance``, elements: what is needed again sooner stays gathered.
-LIVE = 1_000_000_000
-BACKWARD = 2 / 3  # of a micro-batch's time
+LIVE_ELEMENTS = 1_000_000_000
 #: A host's, of all its GPUs together, as DeepSpeed offloads: parameter by parameter, one thing after the other. PCIe
 #: and memory could do several times as much. From LLaMA-7B on 8 A800s (2.3 and 2.2 times the step without offload) and
 #: Falcon-7B on 8 A100s (DeepSpeed issue 3901).
@@ -40,8 +39,8 @@ def exposed_seconds(program: Program, layout: Layout, exchange_s: float, busy_s:
     """Returns the seconds of a micro-batch's exchange that its ``busy_s`` seconds of computation do not hide."""
     if not overlaps(program, layout):
         return exchange_s
-    beside_s = busy_s * (BACKWARD if layout.zero_stage in (1, 2) else 1)  # stages 1 and 2 send gradients alone
-    return max(exchange_s - HIDDEN * beside_s, (1 - HIDDEN) * exchange_s)
+    beside_s = busy_s * (BACKWARD_SHARE if layout.zero_stage in (1, 2) else 1)  # stages 1 and 2 send gradients alone
+    return max(exchange_s - HIDDEN_SHARE * beside_s, (1 - HIDDEN_SHARE) * exchange_s)
 
 
 def offload_seconds(
@@ -69,7 +68,7 @@ def offload_seconds(
 
 #: Bytes through memory of a frozen weight in few bits each time that it is unpacked to be multiplied with: by what
 #: Qwen's Q-LoRA runs take longer than its LoRA runs.
-UNPACKED = 18.0
+UNPACKED_BYTES = 18.0
 #: What LoRA's backward pass with recomputation gathers under stage 3: so many times the parameters, less 0.8 of what is
 #: kept; between dry runs of 3.8B, 7.2B and 13.9B, which it meets within 1 %.
 FROZEN_AGAIN = 1.65
@@ -91,7 +90,7 @@ def tuned_step(job: Job, layout: Layout) -> PredictedStep:
     if BASES[tuning.base] < 2:
         passes = 3 if recomputes else 2
         packed_params = (shape.params - shape.embedding_and_head_params) / (layout.tp * layout.pp)
-        parts.add("memory bandwidth", passes * packed_params * UNPACKED / machine.memory_bytes_per_s)
+        parts.add("memory bandwidth", passes * packed_params * UNPACKED_BYTES / machine.memory_bytes_per_s)
     if job.program.deepspeed and layout.zero_stage:
         parts.seconds["launching kernels"] = _waited(job, layout, parts)
     busy = parts.total
@@ -151,8 +150,9 @@ def sent_bytes(job: Job, layout: Layout) -> tuple[float, float]:
     """Returns the bytes that a rank sends each time gradients are reduced, and once a step.
 
     DeepSpeed's default stages 0 to 2 all-reduce gradients (2Ψ), and 1 and 2 gather the parameters after the update.
-    Stage 3 gathers what it has not kept (:data:`LIVE`) a second time for the backward pass, FSDP2 all but the root's.
-    Under stage 3 a frozen layer that is recomputed is gathered for that, and half of the time again to go back through.
+    Stage 3 gathers what it has not kept (:data:`LIVE_ELEMENTS`) a second time for the backward pass, FSDP2 all but the
+    root's. Under stage 3 a frozen layer that is recomputed is gathered for that, and half of the time again to go back
+    through.
     """
     shape, share = job.shape, 1 - 1 / layout.dp
     model_parallel, deepspeed = layout.tp * layout.pp, job.program.deepspeed
@@ -161,7 +161,7 @@ def sent_bytes(job: Job, layout: Layout) -> tuple[float, float]:
         return 4 * trained * share, 0.0
     if layout.zero_stage < 3:
         return 4 * trained * share, 2 * trained * share
-    kept = min(params, LIVE) if deepspeed else shape.embedding_and_head_params / model_parallel
+    kept = min(params, LIVE_ELEMENTS) if deepspeed else shape.embedding_and_head_params / model_parallel
     gathered_again = params - kept
     if deepspeed and job.frozen and layout.recompute == "full":
         gathered_again = max(0.0, FROZEN_AGAIN * params - 0.8 * kept)

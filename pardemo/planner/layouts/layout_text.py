@@ -44,10 +44,10 @@ def parse_layout(text: str, job: Job, batch: int | None = None) -> Layout:
     layout = Layout(**values)
     if "dp" not in values:
         layout = layout.but(dp=max(1, job.machine.gpus // (layout.tp * layout.cp * layout.pp)))
-    each = layout.dp * layout.micro_batch
-    divides = batch is None or batch % each == 0
+    at_once = layout.dp * layout.micro_batch  # samples
+    divides = batch is None or batch % at_once == 0
     if batch and "accumulation" not in values:  # one that every schedule takes, where the batch is told of below
-        layout = layout.but(accumulation=batch // each if divides else layout.pp)
+        layout = layout.but(accumulation=batch // at_once if divides else layout.pp)
     # first: it may be a wrong degree that does not divide
     check_layout(layout, job.shape, job.machine.gpus, job.sequence, job.program.embedding_and_loss_as_layers)
     if not divides:

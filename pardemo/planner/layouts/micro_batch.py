@@ -17,7 +17,10 @@ PARTS = (
 MOST_OF_ALONE = 1.05  # of what matrix multiplications reach alone, as measured with one release of cuBLAS
 BACKWARD_ATTENTION = 2.5  # of its forward: five matrix multiplications for two (arXiv 2307.08691, 3.1)
 LOSS_BYTES = 16  # read and written for each logit in both passes: bf16 once, fp32 three times
-HIDDEN_RING = 0.8  # of attention, beside which keys and values go round
+#: Times of a forward pass that its backward pass takes, and its share of both.
+BACKWARD_PER_FORWARD = 2
+BACKWARD_SHARE = BACKWARD_PER_FORWARD / (1 + BACKWARD_PER_FORWARD)
+HIDDEN_RING_SHARE = 0.8  # of attention, beside which keys and values go round
 
 
 @dataclass
@@ -214,7 +217,7 @@ def _context(job: Job, layout: Layout, kind: Layer, attention_s: float) -> float
     else:
         forward_s, backward_s = machine.ring(nbytes, *ranks), machine.ring(2 * nbytes, *ranks)
     exchange_s = backward_s + (2 if layout.recompute == "full" else 1) * forward_s
-    return max((1 - HIDDEN_RING) * exchange_s, exchange_s - HIDDEN_RING * attention_s)
+    return max((1 - HIDDEN_RING_SHARE) * exchange_s, exchange_s - HIDDEN_RING_SHARE * attention_s)
 
 
 def _launching(job: Job, layout: Layout) -> float:

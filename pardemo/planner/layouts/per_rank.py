@@ -56,7 +56,7 @@ MIXER = {"q", "k", "v", "qkv", "q_a", "kv_a"}
 UP = {"up", "gate", "gate+up"}
 DOWN = {"down"}
 #: Those that tensor parallelism cuts by rows: their input is cut, and of their output's sum each rank has its part.
-ROWS = {"o", "down"}
+CUT_BY_ROWS = {"o", "down"}
 
 
 def owned_trained_params(job: Job, layout: Layout, split: list[int], stage: int) -> Owned:
@@ -81,7 +81,7 @@ def adapters_moved_bytes(job: Job, layout: Layout) -> float:
     tuning, shape = job.tuning, job.shape
     total = 0.0
     for part, (inputs, outputs) in zip(adapted_parts(tuning, shape), adapted(tuning, shape), strict=True):
-        read = inputs / layout.tp if part in ROWS else inputs
+        read = inputs / layout.tp if part in CUT_BY_ROWS else inputs
         total += 2 * read + 8 * outputs / layout.tp
     return total
 

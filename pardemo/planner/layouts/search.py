@@ -62,6 +62,12 @@ class PlannedLayout:
 
     @property
     def fits(self) -> bool:
+        """Whether a GPU holds it, however little stays free."""
+        return self.peak_bytes <= self.job.machine.most_bytes
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it leaves the share of a GPU free that a plan leaves where it can choose."""
         return self.peak_bytes <= self.usable_bytes
 
     @property
@@ -75,7 +81,7 @@ class SearchResult:
     """The result of a search.
 
     Args:
-        tried: layouts whose memory was looked at. fitting: how many fit.
+        tried: layouts whose memory was looked at. fitting: how many fit, with what a plan leaves free.
         best: layouts from the quickest on, one for each way to cut the model; those with tensor parallelism beyond a
             host only where they are quicker by what published runs of that kind took longer than predicted, and those
             beyond the hosts of any published run only where they are quicker at the upper end of their interval.
@@ -156,7 +162,7 @@ def search(job: Job, batch: int, most: int = 5, able: Callable[[Layout], bool] |
         candidate = PlannedLayout(job, layout)
         if least is None or candidate.peak_bytes < least.peak_bytes:
             least = candidate
-        if candidate.fits:
+        if candidate.has_room:
             fitting.append(candidate)
     if least is None:
         raise ValueError(

@@ -104,15 +104,15 @@ def plan_arguments(question: Mapping[str, str], folder: Path) -> Namespace:
     asked = {name: str(question.get(name) or "").strip() for name in FIELDS}
     model = _model(asked, folder)
     counts = {name: _whole(asked, name) for name in ("gpus", "host", "rank", "sequence", "samples")}
-    gpus, each, rank = counts["gpus"], counts["host"], counts["rank"]
+    gpus, host_gpus, rank = counts["gpus"], counts["host"], counts["rank"]
     with _about("gpu"):
         if not asked["gpu"]:
             raise ValueError("which GPU?")
         gpu = hardware.gpu(asked["gpu"])
     if gpus is None or gpus > MOST_GPUS:
         raise RefusedField("gpus", f"how many GPUs? 1 to {MOST_GPUS:,}")
-    if each and gpus > each and gpus % each:
-        raise RefusedField("host", f"{gpus:,} GPUs do not fill hosts of {each:,}")
+    if host_gpus and gpus > host_gpus and gpus % host_gpus:
+        raise RefusedField("host", f"{gpus:,} GPUs do not fill hosts of {host_gpus:,}")
     with _about("link"):
         if asked["link"]:
             hardware.link(asked["link"])
@@ -127,7 +127,7 @@ def plan_arguments(question: Mapping[str, str], folder: Path) -> Namespace:
         command.tuning_of(asked["target"], rank, config, configurations.shape_of_config(config))
     words = {name: asked[name] or None for name in ("link", "target", "program", "precision")}
     return Namespace(
-        model=model, gpu=gpu.name, gpus=gpus, hosts=max(1, gpus // each) if each else None, explain=None,
+        model=model, gpu=gpu.name, gpus=gpus, hosts=max(1, gpus // host_gpus) if host_gpus else None, explain=None,
         measured=None, rank=rank, sequence=counts["sequence"], per_step=counts["samples"],
         price=_price(asked["price"]), **words,
     )  # fmt: skip

@@ -135,7 +135,7 @@ def left_out(model: ModelFacts) -> list[str]:
 
 def texts(job: Job, layout: Layout, model: ModelFacts) -> dict[str, str]:
     """``megatron.sh``: torchrun's own options are its arguments; ``slurm.sbatch`` and ``kubernetes.yaml`` give them."""
-    hosts, each = job.machine.hosts, min(job.machine.host_gpus, layout.gpus)
+    hosts, host_gpus = job.machine.hosts, min(job.machine.host_gpus, layout.gpus)
     groups = flags(job, layout, model)
     lines = [
         f"    {line}"
@@ -151,8 +151,9 @@ def texts(job: Job, layout: Layout, model: ModelFacts) -> dict[str, str]:
         alone = f'[ $# -gt 0 ] || {{ echo "{wanted}" >&2; exit 2; }}'
     about = settings.about(job, layout, model, f" on {hosts} hosts")
     return {FILE: settings.script(
-        "megatron.sh.txt", about=about, comments="".join(f"{line}\n" for line in comments), alone=alone, each=each,
-        connections=_CONNECTIONS[layout.sharding in ("zero2", "zero3")], arguments="\n".join(lines),
+        "megatron.sh.txt", about=about, comments="".join(f"{line}\n" for line in comments), alone=alone,
+        host_gpus=host_gpus, connections=_CONNECTIONS[layout.sharding in ("zero2", "zero3")],
+        arguments="\n".join(lines),
     )}  # fmt: skip
 
 

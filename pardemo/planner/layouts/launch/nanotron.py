@@ -71,6 +71,6 @@ def texts(job: Job, layout: Layout, model: ModelFacts) -> dict[str, str]:
 
 def command(job: Job, torchrun: str) -> str:
     """Returns what a host runs, as nanotron's README has it."""
-    each = min(job.machine.host_gpus, job.machine.gpus)
+    host_gpus = min(job.machine.host_gpus, job.machine.gpus)
     script = f'"${{NANOTRON:-.}}/run_train.py" --config-file {FILE}'
-    return f"CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun --nproc_per_node {each} {torchrun} {script}"
+    return f"CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun --nproc_per_node {host_gpus} {torchrun} {script}"

@@ -135,8 +135,8 @@ def command(job: Job, torchrun: str) -> str:
 
     Which of the two configurations is read is said by a file that this folder has since February 2026.
     """
-    each = min(job.machine.host_gpus, job.machine.gpus)
-    start = f"torchrun --nproc_per_node {each} {torchrun} -m torchtitan.train"
+    host_gpus = min(job.machine.host_gpus, job.machine.gpus)
+    start = f"torchrun --nproc_per_node {host_gpus} {torchrun} -m torchtitan.train"
     module = PYTHON_FILE.removesuffix(".py")
     toml = f'set -- --job.config_file "$here/{FILE}"'
     python = f"set -- --module {module} --config {FUNCTION}; " \

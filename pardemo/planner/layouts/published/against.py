@@ -28,6 +28,17 @@ class ComparedRun:
     memory: Memory
 
     @property
+    def seconds(self) -> float:
+        """The published seconds of a step.
+
+        Raises:
+            ValueError: the run has none, since it did not end well.
+        """
+        if self.run.seconds is None:
+            raise ValueError(f"{self.run.source}: {self.run.layout} was published without a time")
+        return self.run.seconds
+
+    @property
     def error(self) -> float | None:
         """Predicted over published seconds, less 1; None where the run has no time."""
         return None if self.run.seconds is None else self.step.seconds / self.run.seconds - 1
@@ -117,7 +128,7 @@ class Choice:
     @property
     def regret(self) -> float:
         """The chosen layout's published time over the best one's, less 1."""
-        return _seconds(self.chosen) / _seconds(self.best) - 1
+        return self.chosen.seconds / self.best.seconds - 1
 
 
 def jobs(outcomes: Sequence[ComparedRun]) -> list[list[ComparedRun]]:
@@ -143,17 +154,11 @@ def _choice(group: Sequence[ComparedRun]) -> Choice:
     name = f"{job.shape.name}, {layout.gpus} × {job.machine.gpu.name}, {layout.batch} samples"
     candidates = [outcome for outcome in group if outcome.has_room] or group
     chosen = choose(candidates, _expected, lambda outcome: outcome.memory.peak_bytes)
-    return Choice(name, len(group), chosen, min(group, key=_seconds), rank_correlation(group))
+    return Choice(name, len(group), chosen, min(group, key=lambda outcome: outcome.seconds), rank_correlation(group))
 
 
 def _expected(outcome: ComparedRun) -> float:
     return expected(outcome.run.job, outcome.run.layout, outcome.step.seconds)
-
-
-def _seconds(outcome: ComparedRun) -> float:
-    """Returns the published time of a run that has one."""
-    assert outcome.run.seconds is not None
-    return outcome.run.seconds
 
 
 def rank_correlation(outcomes: Sequence[ComparedRun]) -> float | None:

@@ -77,7 +77,8 @@ def _run(row: Cells, place: int) -> PublishedRun:
     if "w/ MTP" in row.text("Model") or (words == "DeepSeekV3" and release.startswith("26.")):
         model = replace(model, mtp_layers=1)
     gpu = (values.text("System") or named[1]).removeprefix("DGX-")
-    gpus, each = values.whole("#-GPUs"), RACK if gpu.startswith("G") else 8
+    gpus = values.whole("#-GPUs")
+    host_gpus = min(RACK if gpu.startswith("G") else 8, gpus)
     precision = (
         values.one_of("Precision", _TABLES["precisions"]) if values.has("Precision") else ("fp8", _SECOND[gpu])[place]
     )
@@ -96,7 +97,6 @@ def _run(row: Cells, place: int) -> PublishedRun:
     wrong = ""
     if layout.ep > layout.tp * layout.replicas:
         wrong = f"says EP {layout.ep} among {layout.tp * layout.replicas} ranks"
-    host_gpus = min(each, gpus)
     job = Job(
         model, _machine(gpu, gpus, host_gpus, ADAPTER[gpu] * host_gpus), nvidia_program(release),
         values.whole("Sequence Length"), precision=precision, dispatch=recipe.get("dispatch", ""),
