@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pardemo import project
 from pardemo.book.contents import CHAPTERS, notebook_of
 from pardemo.draw.rule import rule
-from pardemo.planner.layouts import Layout
+from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.memory import predict_memory
 from pardemo.planner.layouts.procedure import adds, candidates, choose, compare, job_of, jobs
 

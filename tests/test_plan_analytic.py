@@ -18,10 +18,11 @@ from pardemo.finetune import lora
 from pardemo.planner import dry_run_comparison, engines, hardware, models, table
 from pardemo.planner.estimate import Memory
 from pardemo.planner.job import RankJob
-from pardemo.planner.layouts import Machine, configurations
+from pardemo.planner.layouts import configurations
 from pardemo.planner.layouts.fine_tune_memory import ALLOCATOR_BYTES, INT4_LOGIT_BYTES, kept_of_a_token
 from pardemo.planner.layouts.fine_tune_step import sent_bytes
 from pardemo.planner.layouts.job import ENGINES, FUSED_NORMS, TRANSFORMERS, engine_name, fine_tune
+from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.memory import predict_memory
 from pardemo.planner.layouts.published import finetune_runs
 from pardemo.planner.layouts.shape import Mamba, Shape

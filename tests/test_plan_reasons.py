@@ -10,8 +10,9 @@ from pardemo.cli import main
 from pardemo.planner import answer, hardware, table
 from pardemo.planner.estimate import PredictedStep
 from pardemo.planner.job import RankJob
-from pardemo.planner.layouts import Machine, fine_tune
 from pardemo.planner.layouts.configurations import shape_of_config as shape_of
+from pardemo.planner.layouts.job import fine_tune
+from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.measured_peak import example_config
 from pardemo.planner.memory_curve import BUILT_SHARDED, Memory
 

@@ -7,9 +7,12 @@ from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from pardemo.baichuan2 import Baichuan2Config
 from pardemo.planner import dry_run_comparison, hardware, measured_peak, models, table, validate
 from pardemo.planner.dryrun import dry_run
-from pardemo.planner.layouts import Machine, Program, Shape, configurations, fine_tune_step
+from pardemo.planner.layouts import configurations, fine_tune_step
 from pardemo.planner.layouts.job import fine_tune
 from pardemo.planner.layouts.layout import Layout
+from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.programs import Program
+from pardemo.planner.layouts.shape import Shape
 from pardemo.planner.layouts.step import predict_step
 from pardemo.planner.layouts.tuning import Tuning
 from pardemo.planner.storage_recorder import StorageRecorder

@@ -10,8 +10,10 @@ from pardemo import project
 from pardemo.book.chapters.which_layout import judged
 from pardemo.planner import hardware
 from pardemo.planner.estimate import choose as choose_fastest
-from pardemo.planner.layouts import Job, Layout, Machine, charts
-from pardemo.planner.layouts.layout import check_layout
+from pardemo.planner.layouts import charts
+from pardemo.planner.layouts.job import Job
+from pardemo.planner.layouts.layout import Layout, check_layout
+from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.micro_batch import layer_seconds
 from pardemo.planner.layouts.procedure import choose
 from pardemo.planner.layouts.programs import find_program

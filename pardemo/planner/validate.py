@@ -17,10 +17,14 @@ from pardemo.formulas import scaling
 from pardemo.planner import hardware, models
 from pardemo.planner.dryrun import dry_run
 from pardemo.planner.job import RankJob
-from pardemo.planner.layouts import Job, Layout, Machine, Shape, configurations, find_program
-from pardemo.planner.layouts.job import engine_name, fine_tune
+from pardemo.planner.layouts import configurations
+from pardemo.planner.layouts.job import Job, engine_name, fine_tune
+from pardemo.planner.layouts.layout import Layout
+from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.memory import predict_memory
+from pardemo.planner.layouts.programs import find_program
 from pardemo.planner.layouts.published import finetune_runs, megatron_2019
+from pardemo.planner.layouts.shape import Shape
 from pardemo.planner.layouts.step import predict_step
 from pardemo.planner.layouts.tuning import Tuning
 from pardemo.tables import text_table

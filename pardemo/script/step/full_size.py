@@ -146,8 +146,11 @@ def _planned_layout(
         ValueError: the layout cannot be run with the model or the GPUs.
     """
     from pardemo.planner import hardware
-    from pardemo.planner.layouts import Job, Machine, find_program, layout
+    from pardemo.planner.layouts import layout
+    from pardemo.planner.layouts.job import Job
+    from pardemo.planner.layouts.machines import Machine
     from pardemo.planner.layouts.memory import predict_memory
+    from pardemo.planner.layouts.programs import find_program
 
     trained = trained_of(fullest, measured)
     of_rank = [parallelism for parallelism in measured.parallelism if fullest.rank in parallelism.ranks]
@@ -264,7 +267,7 @@ def _degrees(
     parallelisms: list[Parallelism], measured: Summary, asked: Question
 ) -> tuple["Layout", Parallelism | None]:
     """Returns the script's degrees, with data-parallel ranks for all GPUs that are asked for."""
-    from pardemo.planner.layouts import Layout
+    from pardemo.planner.layouts.layout import Layout
 
     by_kind: dict[str, list[Parallelism]] = {}
     for parallelism in parallelisms:
@@ -346,7 +349,7 @@ def _computed_in(fullest: RankTrace, data: Parallelism | None) -> tuple[int, str
 
 def _command(asked: Question, chosen: "Layout", gpus: int, sequence: int) -> str:
     """Writes the planner's own command that is nearest; there the program sets the bytes of a parameter."""
-    from pardemo.planner.layouts import Layout
+    from pardemo.planner.layouts.layout import Layout
 
     usual = Layout().as_words()
     words = [
