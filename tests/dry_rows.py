@@ -1,7 +1,7 @@
 """A plan's rows, and small jobs, with the memory that dry runs of their engines take."""
 
-from pardemo.planner import dry_run_comparison, hardware, models, table
-from pardemo.planner.dryrun import dry_run
+from pardemo.planner import dry_run_comparison, hardware, models, plan_table
+from pardemo.planner.dry_run import dry_run
 from pardemo.planner.footprint import Footprint
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts import configurations
@@ -19,7 +19,7 @@ ENGINES = (("plain", 1), ("zero-0", 2), ("zero-1", 8), ("zero-2", 4), ("fsdp2", 
 def dry_rows(request):
     """A row of each engine, way of checkpointing, offload and micro-batch that is asked for."""
     rows = []
-    for row in table.plan(request).rows:
+    for row in plan_table.plan(request).rows:
         run = dry_run_comparison.compare_with_dry_run(request, row).run
         vars(row)["memory"] = run
         vars(row).pop("peak_bytes", None)  # of the formulas

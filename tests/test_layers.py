@@ -48,7 +48,7 @@ PLANNER = (
     "micro_batch", "fine_tune_step", "step", "fine_tune_memory", "memory", "intervals", "search", "procedure",
     "published",
 )  # fmt: skip
-ABOVE = {"charts", "command", "explanations", "launch", "layout_text", "url_query", "__init__"}
+ABOVE = {"charts", "explanations", "launch", "layout_command", "layout_text", "url_query", "__init__"}
 
 #: A script followed: each of these packages and modules imports only those before it.
 SCRIPT = ("words", "blocks", "hangs", "runtime", "step", "record", "compare", "resume", "report", "command")

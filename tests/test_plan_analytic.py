@@ -15,7 +15,7 @@ from transformers import CONFIG_MAPPING
 
 from pardemo.cli import main
 from pardemo.finetune import lora
-from pardemo.planner import dry_run_comparison, engines, hardware, models, table
+from pardemo.planner import dry_run_comparison, engines, hardware, models, plan_table
 from pardemo.planner.estimate import Memory
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts import configurations
@@ -178,25 +178,27 @@ def asked(**changes):
     config = models.find("llama3.1-8b")
     job = RankJob(config, sequence=2048, tuning=Tuning(8, ("q_proj", "v_proj")))
     machine = Machine(hardware.gpu(changes.pop("gpu", "A100-80GB")), changes.pop("gpus", 8))
-    return table.Request(job.but(**changes.pop("job", {})), machine, **{"samples_per_step": 64, "steps": 10, **changes})
+    return plan_table.Request(
+        job.but(**changes.pop("job", {})), machine, **{"samples_per_step": 64, "steps": 10, **changes}
+    )
 
 
 def test_the_plan_backwards_ends_where_the_room_does():
     request = asked()
-    best = table.plan(request).best
+    best = plan_table.plan(request).best
     job, layout, room = best.job, best.layout, request.machine.most_bytes
 
     def held(tokens=job.sequence, batch=layout.micro_batch):
         return predict_memory(replace(job, sequence=tokens), layout.but(micro_batch=batch)).peak_bytes
 
-    longest = table.longest_sequence(request, best)
+    longest = plan_table.longest_sequence(request, best)
     assert held(longest) <= room < held(longest + 64)
-    most = table.largest_batch(request, best)
+    most = plan_table.largest_batch(request, best)
     assert held(batch=most) <= room < held(batch=most + 1)
-    fewest = table.fewest_gpus(asked(job={"tuning": Tuning()}))
+    fewest = plan_table.fewest_gpus(asked(job={"tuning": Tuning()}))
     assert fewest > 1
-    assert table.least_bytes(asked(job={"tuning": Tuning()}), fewest) <= room
-    assert table.least_bytes(asked(job={"tuning": Tuning()}), fewest // 2) > room
+    assert plan_table.least_bytes(asked(job={"tuning": Tuning()}), fewest) <= room
+    assert plan_table.least_bytes(asked(job={"tuning": Tuning()}), fewest // 2) > room
 
 
 def test_more_that_is_kept_takes_more_and_less_takes_less():
@@ -375,7 +377,7 @@ def test_what_the_hosts_memory_would_hold_is_named(capsys):
     assert "in the hosts' memory: then 2 × A10G hold it, ZeRO 3 (offload of both) in " in told
     assert "or FSDP2 (CPUOffloadPolicy; its time is not planned) in " in told
     shape, tuning = configurations.shape_of_config(models.find("llama3.1-70b")), Tuning(8, ("q_proj", "v_proj"))
-    for engine in table.ON_THE_HOST:
+    for engine in plan_table.ON_THE_HOST:
         held = predict_memory(*fine_tune(shape, A100S, tuning, engine, 2, host_states="optimizer+parameters")).lines
         assert not held.keys() & {"parameters", "frozen parameters", "gradients", "optimizer states"}
         assert held["gathered parameters"]

@@ -4,7 +4,7 @@ import pytest
 from dry_rows import dry_rows
 from transformers import Gemma2Config, GPT2Config, LlamaConfig, MixtralConfig
 
-from pardemo.planner import allocator, footprint, hardware, memory_curve, table
+from pardemo.planner import allocator, footprint, hardware, memory_curve, plan_table
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
@@ -77,7 +77,7 @@ def request(gpus, room=None, **changes):
     if room is not None:
         gpu = hardware.Gpu("toy", room, gpu.flops, gpu.memory_bytes_per_s, gpu.link_bytes_per_s, "made up")
     whole = {"checkpointing": (True,), "host_states": ("none",), "engines": ("zero-1",), "steps": 1}
-    return table.Request(job("zero-0", 1), Machine(gpu, gpus), **whole | changes)
+    return plan_table.Request(job("zero-0", 1), Machine(gpu, gpus), **whole | changes)
 
 
 def test_states_are_cut_by_data_parallel_ranks_not_by_all_gpus():

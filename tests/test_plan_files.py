@@ -15,7 +15,7 @@ from pardemo import project
 from pardemo.cli import main
 from pardemo.finetune import recipe
 from pardemo.peers.deepspeed import settings as deepspeed_settings
-from pardemo.planner import files, hardware, measured_peak, table
+from pardemo.planner import files, hardware, measured_peak, plan_table
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.tuning import Tuning
@@ -29,7 +29,7 @@ def request(gpu="A800-80GB", gpus=4, hosts=1, job=None, **changes):
     job = {"batch": 4, "sequence": 128, "tuning": tuning} | (job or {})
     machine = Machine(hardware.gpu(gpu), gpus, gpus // hosts)
     settings = {"samples_per_step": 128, "steps": 10, **changes}
-    return table.Request(RankJob(measured_peak.example_config("baichuan2"), **job), machine, **settings)
+    return plan_table.Request(RankJob(measured_peak.example_config("baichuan2"), **job), machine, **settings)
 
 
 def test_the_recipe_is_the_planned_job():

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Mixtra
 
 from pardemo import World
 from pardemo.planner import measured_peak
-from pardemo.planner.dryrun import dry_run
+from pardemo.planner.dry_run import dry_run
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts.tuning import FULL, Tuning
 

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from pardemo import World, compat
 from pardemo.planner import engines, fake, measured_peak, memory_curve
-from pardemo.planner.dryrun import dry_run
+from pardemo.planner.dry_run import dry_run
 from pardemo.planner.footprint import LINES
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts.layout import Layout

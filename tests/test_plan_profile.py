@@ -11,9 +11,9 @@ from test_plan_reasons import plan, row
 
 from pardemo import Cluster, cli, project
 from pardemo.cluster import tiers
-from pardemo.planner import answer, command, hardware, measured, profile, table
-from pardemo.planner.layouts.command import job_of
+from pardemo.planner import answer, command, hardware, measure_profile, plan_table, profile
 from pardemo.planner.layouts.job import Job
+from pardemo.planner.layouts.layout_command import job_of
 from pardemo.planner.layouts.machines import Link, Machine
 from pardemo.planner.layouts.micro_batch import matmul_seconds
 from pardemo.planner.layouts.programs import MEGATRON
@@ -83,7 +83,7 @@ def test_rates_by_size_say_what_small_products_lose(tmp_path):
 
 def test_a_fine_tunes_plan_takes_it_too(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(table, "plan", lambda request: asked.append(request.machine) or plan(row()))
+    monkeypatch.setattr(plan_table, "plan", lambda request: asked.append(request.machine) or plan(row()))
     assert [cli.main(["plan", "--json", "--gpu", gpu]) for gpu in (str(saved(tmp_path)), "H100")] == [0, 0]
     own, usual = asked
     assert (own.matrix_flops, own.memory_bytes_per_s) == pytest.approx((700e12 * 0.9, 2850e9))
@@ -231,16 +231,16 @@ def test_a_warm_chips_rate_is_of_what_it_multiplied(monkeypatch):
     """By a clock that goes on with products alone: the first take 1 s, and from half of the time on 2 s."""
     multiply, made = torch.mm, []
     monkeypatch.setattr(torch, "mm", lambda *args, **more: (made.append(1), multiply(*args, **more))[1])
-    monkeypatch.setattr(measured.time, "perf_counter", lambda: min(len(made), 10) + 2 * max(0, len(made) - 10))
-    monkeypatch.setattr(measured.dist, "barrier", lambda: None)
-    monkeypatch.setattr(measured, "_mean", lambda value: value)
-    assert measured._warm(8, 20, torch.device("cpu")) == 2 * 8**3 / 2
+    monkeypatch.setattr(measure_profile.time, "perf_counter", lambda: min(len(made), 10) + 2 * max(0, len(made) - 10))
+    monkeypatch.setattr(measure_profile.dist, "barrier", lambda: None)
+    monkeypatch.setattr(measure_profile, "_mean", lambda value: value)
+    assert measure_profile._warm(8, 20, torch.device("cpu")) == 2 * 8**3 / 2
     assert len(made) == 15
 
 
 def test_one_rank_has_no_links(tmp_path, monkeypatch, capsys):
     quick(monkeypatch)
-    assert "inside" not in measured.measure(tmp_path / "one.json", 1)
+    assert "inside" not in measure_profile.measure(tmp_path / "one.json", 1)
     assert profile.find_profile(str(tmp_path / "one.json"), 1).inside is False
 
 
@@ -249,7 +249,7 @@ def test_one_rank_has_no_links(tmp_path, monkeypatch, capsys):
 def test_hosts_are_measured_apart(tmp_path, monkeypatch):
     quick(monkeypatch)
     cluster = Cluster(hosts=2, ranks_per_host=2, between="100 Mbit/s", inside="400 Mbit/s")
-    measured.measure(tmp_path / "two.json", 4, cluster)
+    measure_profile.measure(tmp_path / "two.json", 4, cluster)
     found = profile.load_profile(tmp_path / "two.json")
     assert found.between == pytest.approx(100e6 / 8, rel=0.15)
     assert found.gpu.link_bytes_per_s == pytest.approx(400e6 / 8, rel=0.15)
@@ -269,16 +269,16 @@ def test_a_peak_is_the_datasheets_of_the_devices_name():
     assert hardware.gpu("H100").flops == 989e12
     told = {"NVIDIA H100 80GB HBM3": "H100", "NVIDIA GeForce RTX 5090": "5090", "AMD Instinct MI300X": "MI300X"}
     for device, known in told.items():
-        assert measured.find_peak_flops(device, 1e12)[0] == hardware.gpu(known).flops
-    assert measured.find_peak_flops("cpu", 1e11)[0] == 1e11
+        assert measure_profile.find_peak_flops(device, 1e12)[0] == hardware.gpu(known).flops
+    assert measure_profile.find_peak_flops("cpu", 1e11)[0] == 1e11
 
 
 def quick(monkeypatch):
     """Smaller than what is worth a plan: only that it is measured and written is of interest here."""
-    monkeypatch.setattr(measured, "SIZES", {False: (64, 128)})
-    monkeypatch.setattr(measured, "WARM_S", {False: 0.05})
-    monkeypatch.setattr(measured, "COPY_BYTES", {False: 1 << 20})
-    monkeypatch.setattr(measured, "LARGE_BYTES", {False: 2 << 20})
+    monkeypatch.setattr(measure_profile, "SIZES", {False: (64, 128)})
+    monkeypatch.setattr(measure_profile, "WARM_S", {False: 0.05})
+    monkeypatch.setattr(measure_profile, "COPY_BYTES", {False: 1 << 20})
+    monkeypatch.setattr(measure_profile, "LARGE_BYTES", {False: 2 << 20})
 
 
 @pytest.mark.parametrize("name", ["B200", "GB200", "B300", "MI300X", "L4", "A10G", "5090", "Ascend-910B", "A6000"])
@@ -343,6 +343,6 @@ def test_new_boards_have_their_datasheets_figures():
     rates = {"H100-PCIe": 2000, "H100-NVL": 3900, "RTX-PRO-6000": 1792, "RTX-6000-Ada": 960, "A6000": 768, "T4": 320}
     assert {name: hardware.GPUS[name].memory_bytes_per_s / 1e9 for name in rates} == pytest.approx(rates)
     assert [gpu.name for gpu in hardware.GPUS.values() if not gpu.bf16] == ["T4", "2080-Ti", "V100"]
-    assert measured.find_peak_flops("NVIDIA H100 PCIe", 1e12)[0] == 756e12
-    assert measured.find_peak_flops("Tesla V100-SXM2-16GB", 1e12)[0] == 125e12
-    assert measured.find_peak_flops("Quadro RTX 6000", 1e12)[0] == 1e12
+    assert measure_profile.find_peak_flops("NVIDIA H100 PCIe", 1e12)[0] == 756e12
+    assert measure_profile.find_peak_flops("Tesla V100-SXM2-16GB", 1e12)[0] == 125e12
+    assert measure_profile.find_peak_flops("Quadro RTX 6000", 1e12)[0] == 1e12

@@ -12,7 +12,7 @@ from torch.cuda import _memory_viz
 
 from pardemo.cli import main
 from pardemo.meters import snapshot as files
-from pardemo.planner import answer, dry_run_comparison, table
+from pardemo.planner import answer, dry_run_comparison, plan_table
 from pardemo.planner.footprint import LINES
 from pardemo.planner.hardware import gpu
 from pardemo.planner.job import RankJob
@@ -56,7 +56,7 @@ def job():
     [("zero-2", 1, "optimizer", 8), ("fsdp2", 1, "none", 4), ("zero-1", 2, "none", 8)],
 )  # fmt: skip
 def test_a_rows_blocks_are_its_peak_to_the_byte(engine, tp, offload, samples, tmp_path):
-    request = table.Request(
+    request = plan_table.Request(
         job(), Machine(gpu("A800-80GB"), 2 * tp), samples, 10, tp=tp,
         engines=(engine,), checkpointing=(True,), host_states=(offload,), batches=(2,),
     )  # fmt: skip
@@ -114,7 +114,7 @@ def test_a_layouts_sums_are_its_peak(question, tmp_path, capsys):
 
 
 def test_a_plan_writes_the_recommended_row(tmp_path, capsys, monkeypatch):
-    request = table.Request(
+    request = plan_table.Request(
         job(), Machine(gpu("A800-80GB"), 2), 8, 10, engines=("zero-1",),
         checkpointing=(True, False), host_states=("none",),
     )  # fmt: skip

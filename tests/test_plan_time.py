@@ -5,8 +5,8 @@ import torch
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
 from pardemo.baichuan2 import Baichuan2Config
-from pardemo.planner import dry_run_comparison, hardware, measured_peak, models, table, validate
-from pardemo.planner.dryrun import dry_run
+from pardemo.planner import dry_run_comparison, hardware, measured_peak, models, plan_table, validate
+from pardemo.planner.dry_run import dry_run
 from pardemo.planner.layouts import configurations, fine_tune_step
 from pardemo.planner.layouts.job import fine_tune
 from pardemo.planner.layouts.layout import Layout
@@ -213,31 +213,32 @@ def asked(**zero):
     """Full fine-tuning of a small model on two hosts with a slow link."""
     small = measured_peak.example_job("llama", "plain", 1, False, False).but(zero=measured_peak.BUCKETS | zero)
     machine = Machine(hardware.gpu("A800-80GB"), 4, 2, 1e9 / 8)
-    return table.Request(small, machine, 16, 1, engines=("zero-2", "zero-3"), batches=(2,))
+    return plan_table.Request(small, machine, 16, 1, engines=("zero-2", "zero-3"), batches=(2,))
 
 
 def test_a_jobs_step_is_that_of_its_row():
     overlapped = asked(overlap_comm=True)
-    rows = table.plan(overlapped).rows
+    rows = plan_table.plan(overlapped).rows
     assert {row.layout.host_states for row in rows} == {"none", "optimizer", "optimizer+parameters"}
     for row in rows:
         again = row.layout.recompute == "full"
         own = overlapped.job.but(engine=row.engine, ranks=4, batch=2, accumulation=2, checkpointing=again)
-        assert predict_step(*table.job_and_layout(own, overlapped.machine, row.layout.host_states)) == row.step
+        assert predict_step(*plan_table.job_and_layout(own, overlapped.machine, row.layout.host_states)) == row.step
     way = {"engine": "zero-2", "ranks": 4, "batch": 2, "accumulation": 2}
     hidden, shown = (
-        predict_step(*table.job_and_layout(each.job.but(**way), each.machine)).seconds for each in (overlapped, asked())
+        predict_step(*plan_table.job_and_layout(each.job.but(**way), each.machine)).seconds
+        for each in (overlapped, asked())
     )
     assert hidden < shown
 
 
 @pytest.mark.parametrize("tp", [1, 2])
 def test_a_row_beside_its_dry_run_sends_as_much(tp):
-    request = table.Request(
+    request = plan_table.Request(
         asked().job, Machine(hardware.gpu("A800-80GB"), 4 * tp), 16, 1, tp=tp, engines=("zero-2",), batches=(2,),
         host_states=("none",),
     )  # fmt: skip
-    for row in table.plan(request).rows:
+    for row in plan_table.plan(request).rows:
         planned, run = dry_run_comparison.compare_with_dry_run(request, row).sent
         assert planned == row.sent_bytes
         assert run == pytest.approx(planned, rel=0.01)

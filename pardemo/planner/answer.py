@@ -7,19 +7,18 @@ from types import SimpleNamespace
 from typing import Any
 
 from pardemo.finetune import recipe
-from pardemo.planner import profile, table
+from pardemo.planner import plan_table, profile
 from pardemo.planner.estimate import BUILT_SHARDED
 from pardemo.planner.job import RankJob
-from pardemo.planner.layouts import command as layout_command
-from pardemo.planner.layouts import configurations
+from pardemo.planner.layouts import configurations, layout_command
 from pardemo.planner.layouts.configurations import usual_target
 from pardemo.planner.layouts.intervals import of_fine_tune
 from pardemo.planner.layouts.job import check_not_hybrid
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.published.finetune_runs import TIGHT
 from pardemo.planner.layouts.tuning import Tuning
+from pardemo.planner.plan_table import PLANNED_ENGINES, Plan, PlanRow, Request, engine_title
 from pardemo.planner.progress import progress
-from pardemo.planner.table import PLANNED_ENGINES, Plan, PlanRow, Request, engine_title
 from pardemo.tables import text_table
 
 HEAD = (
@@ -40,21 +39,21 @@ def answer_plan(arguments: argparse.Namespace, shown: int | None) -> int:
 
         files.refuse_unwritable(request, base)
     snapshot_file = layout_command.snapshot_file(arguments)
-    plan = table.plan(request)
+    plan = plan_table.plan(request)
     best = plan.best
     if best is None:
         least = min(plan.rows, key=lambda row: row.peak_bytes)
         raise ValueError(
             f"{request.machine.gpus} × {request.machine.gpu.name} hold it under no choice; the least is "
             f"{least.peak_bytes / 1e9:.1f} GB of {request.machine.most_bytes / 1e9:.1f}; "
-            f"{table.smallest_cluster(request)}"
+            f"{plan_table.smallest_cluster(request)}"
         )
     answers: dict[str, int | None] = {}
     if arguments.backwards:
         answers = {
-            "longest_sequence": table.longest_sequence(request, best),
-            "largest_micro_batch": table.largest_batch(request, best),
-            "fewest_gpus": table.fewest_gpus(request),
+            "longest_sequence": plan_table.longest_sequence(request, best),
+            "largest_micro_batch": plan_table.largest_batch(request, best),
+            "fewest_gpus": plan_table.fewest_gpus(request),
         }
     written = files.write_plan(arguments.write, request, best, base) if arguments.write else []
     dry = None
@@ -186,7 +185,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "link_bytes_per_s": machine.link_bytes_per_s, "steps": request.steps,
         "epochs": request.epochs or None, "samples": request.rows or None,
         "rows": [row_json(row) for row in plan.rows],
-        "recommended": plan.rows.index(plan.best) if plan.best else None, "why": table.explain_best(plan),
+        "recommended": plan.rows.index(plan.best) if plan.best else None, "why": plan_table.explain_best(plan),
     }  # fmt: skip
 
 
@@ -215,13 +214,13 @@ def as_text(plan: Plan, most: int | None = None) -> str:
     output = [text_table([HEAD, *(_cells(row, row is best) for row in shown)])]
     if len(shown) < len(plan.rows):
         output.append(f"… {len(plan.rows) - len(shown)} rows more, slower or too large: --all")
-    steps = f"{request.steps:,} steps of {request.samples_per_step} samples{table.describe_epochs(request)}"
+    steps = f"{request.steps:,} steps of {request.samples_per_step} samples{plan_table.describe_epochs(request)}"
     seconds = best.interval
     output += [
         "",
-        f"{_describe(machine)}, {steps}, {request.job.precision}{table.describe_weights(plan)}",
+        f"{_describe(machine)}, {steps}, {request.job.precision}{plan_table.describe_weights(plan)}",
         f"→ {engine_title(best.engine)}, offload {best.layout.host_states}, micro-batch {best.layout.micro_batch}: "
-        f"{table.explain_best(plan)}",
+        f"{plan_table.explain_best(plan)}",
         f"  {best.seconds:.2f} s a step, in 4 of 5 cases {seconds.low:.2f} to {seconds.high:.2f} ({seconds.why})",
     ]
     if best.peak_bytes > TIGHT * machine.most_bytes:

@@ -10,7 +10,7 @@ from pardemo.planner.estimate import Memory
 from pardemo.planner.footprint import LINES, Footprint
 from pardemo.planner.layouts.fine_tune_step import reductions, tensor_bytes
 from pardemo.planner.memory_curve import Curve
-from pardemo.planner.table import PlanRow, Request
+from pardemo.planner.plan_table import PlanRow, Request
 
 SHOWN_FROM = 0.02  # of the tensors: lines that differ by less are not shown
 

@@ -18,7 +18,7 @@ from pardemo.planner.job import RankJob
 from pardemo.planner.layouts.fine_tune_step import overlaps
 from pardemo.planner.layouts.job import BUCKET_ELEMENTS
 from pardemo.planner.layouts.launch import cluster
-from pardemo.planner.table import PlanRow, Request
+from pardemo.planner.plan_table import PlanRow, Request
 
 with extras.needed_by(__name__):
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING

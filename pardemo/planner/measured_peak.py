@@ -23,7 +23,7 @@ from pardemo import compat, extras
 from pardemo.baichuan2 import Baichuan2Config
 from pardemo.formulas import memory
 from pardemo.planner import engines
-from pardemo.planner.dryrun import STEPS, dry_run
+from pardemo.planner.dry_run import STEPS, dry_run
 from pardemo.planner.footprint import Footprint
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts.tuning import FULL, Tuning

@@ -15,7 +15,7 @@ with extras.needed_by(__name__):
 from pardemo.baichuan2 import Baichuan2Config
 from pardemo.formulas import scaling
 from pardemo.planner import hardware, models
-from pardemo.planner.dryrun import dry_run
+from pardemo.planner.dry_run import dry_run
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts import configurations
 from pardemo.planner.layouts.job import Job, engine_name, fine_tune
@@ -217,11 +217,13 @@ def peaks() -> list[Check]:
 
 def emulated() -> list[Check]:
     """Checks steps of a model that waits, on emulated clusters: traffic, pipelines and overlap in the time model."""
-    from pardemo.planner import network
+    from pardemo.planner import emulated_steps
 
     rows = []
-    for case, predicted, measured in network.compare_steps():
-        rows.append(_check(f"{case.label}, {case.cluster}", predicted, measured, "s a step", network.SOURCE, 0.1))
+    for case, predicted, measured in emulated_steps.compare_steps():
+        rows.append(
+            _check(f"{case.label}, {case.cluster}", predicted, measured, "s a step", emulated_steps.SOURCE, 0.1)
+        )
     return rows
 
 

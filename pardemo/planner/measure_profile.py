@@ -2,7 +2,7 @@
 
 On one host ``pardemo plan --measure FILE`` starts them. On several hosts they are torchrun's::
 
-    torchrun --nnodes 2 --nproc-per-node 8 … -m pardemo.world pardemo.planner.measured:write FILE
+    torchrun --nnodes 2 --nproc-per-node 8 … -m pardemo.world pardemo.planner.measure_profile:write FILE
 
 Ranks without a GPU measure fp32 on their cores, which they share: numbers of that machine, and of no GPU.
 """

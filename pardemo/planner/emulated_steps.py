@@ -227,4 +227,4 @@ def _step(
             engine.step()
         engine.zero_grad()
 
-    return predict_step
+    return step
