@@ -1,8 +1,9 @@
 """A plan's rows, and small jobs, with the memory that dry runs of their engines take."""
 
-from pardemo.planner import dry_run_comparison, hardware, models, plan_table
-from pardemo.planner.dry_run import dry_run
-from pardemo.planner.footprint import Footprint
+from pardemo.planner import hardware, models
+from pardemo.planner.dry_run.footprint import Footprint
+from pardemo.planner.dry_run.runner import dry_run
+from pardemo.planner.fine_tune import dry_run_comparison, plan_table
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts import configurations
 from pardemo.planner.layouts.configurations import usual_target

@@ -11,7 +11,7 @@ from transformers import CONFIG_MAPPING
 from pardemo.pipeline_parallel import Schedule, interleaved, one_f_one_b, zb_h1
 from pardemo.pipeline_parallel.timetable import chart
 from pardemo.planner import hardware, models
-from pardemo.planner.engines import outline
+from pardemo.planner.dry_run.engines import outline
 from pardemo.planner.job import RankJob as DryJob
 from pardemo.planner.layouts import configurations, explanations, programs
 from pardemo.planner.layouts.job import Job

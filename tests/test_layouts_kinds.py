@@ -7,7 +7,7 @@ from transformers import CONFIG_MAPPING
 
 from pardemo.cli import main
 from pardemo.planner import hardware, models
-from pardemo.planner.engines import outline
+from pardemo.planner.dry_run.engines import outline
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts import configurations, programs
 from pardemo.planner.layouts.job import Job

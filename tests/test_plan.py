@@ -11,8 +11,10 @@ from conftest import gone, says
 from transformers import CONFIG_MAPPING
 
 from pardemo.cli import main
-from pardemo.planner import engines, hardware, measured_peak, models, plan_table
+from pardemo.planner import hardware, models
+from pardemo.planner.dry_run import engines, measured_peak
 from pardemo.planner.estimate import FULLEST
+from pardemo.planner.fine_tune import plan_table
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts import configurations
 from pardemo.planner.layouts.machines import Machine

@@ -15,8 +15,10 @@ from transformers import CONFIG_MAPPING
 
 from pardemo.cli import main
 from pardemo.finetune import lora
-from pardemo.planner import dry_run_comparison, engines, hardware, models, plan_table
+from pardemo.planner import hardware, models
+from pardemo.planner.dry_run import engines
 from pardemo.planner.estimate import Memory
+from pardemo.planner.fine_tune import dry_run_comparison, plan_table
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts import configurations
 from pardemo.planner.layouts.fine_tune_memory import ALLOCATOR_BYTES, INT4_LOGIT_BYTES, kept_of_a_token

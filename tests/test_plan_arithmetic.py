@@ -4,7 +4,9 @@ import pytest
 from dry_rows import dry_rows
 from transformers import Gemma2Config, GPT2Config, LlamaConfig, MixtralConfig
 
-from pardemo.planner import allocator, footprint, hardware, memory_curve, plan_table
+from pardemo.planner import hardware
+from pardemo.planner.dry_run import allocator, footprint, memory_curve
+from pardemo.planner.fine_tune import plan_table
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine

@@ -3,7 +3,9 @@
 import pytest
 from test_plan import two_layers
 
-from pardemo.planner import hardware, measured_peak, plan_table
+from pardemo.planner import hardware
+from pardemo.planner.dry_run import measured_peak
+from pardemo.planner.fine_tune import plan_table
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts.machines import Machine
 

@@ -9,7 +9,8 @@ from test_plan_reasons import plan, row
 
 from pardemo.cli import main
 from pardemo.finetune import recipe
-from pardemo.planner import command, plan_table
+from pardemo.planner import command
+from pardemo.planner.fine_tune import plan_table
 from pardemo.planner.layouts import explanations
 from pardemo.planner.layouts.tuning import Tuning
 

@@ -15,7 +15,9 @@ from pardemo import project
 from pardemo.cli import main
 from pardemo.finetune import recipe
 from pardemo.peers.deepspeed import settings as deepspeed_settings
-from pardemo.planner import files, hardware, measured_peak, plan_table
+from pardemo.planner import hardware
+from pardemo.planner.dry_run import measured_peak
+from pardemo.planner.fine_tune import files, plan_table
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.tuning import Tuning
@@ -122,7 +124,7 @@ def test_what_finetune_does_not_run_is_for_the_trainer(changes, engine, written,
     [(["--tp", "2"], "Megatron-LM would run --tp 2"), (["--model", "FILE"], "needs the model's folder, not a file")],
 )
 def test_the_command_refuses_before_any_dry_run(arguments, told, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("pardemo.planner.memory_curve.run", lambda job: pytest.fail("a dry run"))
+    monkeypatch.setattr("pardemo.planner.dry_run.memory_curve.run", lambda job: pytest.fail("a dry run"))
     measured_peak.example_config("baichuan2").save_pretrained(tmp_path)
     arguments = [str(tmp_path / "config.json") if word == "FILE" else word for word in arguments]
     assert main(["plan", *arguments, "--write", str(tmp_path / "out")]) == 2

@@ -9,9 +9,9 @@ from conftest import few
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from pardemo import World, compat
-from pardemo.planner import engines, fake, measured_peak, memory_curve
-from pardemo.planner.dry_run import dry_run
-from pardemo.planner.footprint import LINES
+from pardemo.planner.dry_run import engines, fake, measured_peak, memory_curve
+from pardemo.planner.dry_run.footprint import LINES
+from pardemo.planner.dry_run.runner import dry_run
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.tuning import Tuning
@@ -27,7 +27,7 @@ def world_of():
     def get(n):
         if n not in worlds:
             worlds[n] = World(
-                n, preload=["pardemo.peers.deepspeed.engine", "pardemo.planner.measured_peak"], timeout_s=120
+                n, preload=["pardemo.peers.deepspeed.engine", "pardemo.planner.dry_run.measured_peak"], timeout_s=120
             )
         return worlds[n]
 

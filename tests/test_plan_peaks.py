@@ -9,8 +9,9 @@ from calibration import peaks
 from conftest import few
 from transformers import MixtralConfig
 
-from pardemo.planner import memory_curve, models
-from pardemo.planner.footprint import LINES
+from pardemo.planner import models
+from pardemo.planner.dry_run import memory_curve
+from pardemo.planner.dry_run.footprint import LINES
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.tuning import Tuning

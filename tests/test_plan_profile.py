@@ -11,7 +11,8 @@ from test_plan_reasons import plan, row
 
 from pardemo import Cluster, cli, project
 from pardemo.cluster import tiers
-from pardemo.planner import answer, command, hardware, measure_profile, plan_table, profile
+from pardemo.planner import command, hardware, measure_profile, profile
+from pardemo.planner.fine_tune import answer, plan_table
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout_command import job_of
 from pardemo.planner.layouts.machines import Link, Machine

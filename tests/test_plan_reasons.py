@@ -7,14 +7,15 @@ import pytest
 from conftest import says
 
 from pardemo.cli import main
-from pardemo.planner import answer, hardware, plan_table
+from pardemo.planner import hardware
+from pardemo.planner.dry_run.measured_peak import example_config
+from pardemo.planner.dry_run.memory_curve import BUILT_SHARDED, Memory
 from pardemo.planner.estimate import PredictedStep
+from pardemo.planner.fine_tune import answer, plan_table
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts.configurations import shape_of_config as shape_of
 from pardemo.planner.layouts.job import fine_tune
 from pardemo.planner.layouts.machines import Machine
-from pardemo.planner.measured_peak import example_config
-from pardemo.planner.memory_curve import BUILT_SHARDED, Memory
 
 A800S = Machine(hardware.gpu("A800-80GB"), 8)  # of 85.2 GB: 78.4 where 8 % stay free, 83.5 that ever fitted
 

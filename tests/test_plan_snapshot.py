@@ -12,12 +12,12 @@ from torch.cuda import _memory_viz
 
 from pardemo.cli import main
 from pardemo.meters import snapshot as files
-from pardemo.planner import answer, dry_run_comparison, plan_table
-from pardemo.planner.footprint import LINES
+from pardemo.planner.dry_run.footprint import LINES
+from pardemo.planner.dry_run.measured_peak import example_config
+from pardemo.planner.fine_tune import answer, dry_run_comparison, plan_table
 from pardemo.planner.hardware import gpu
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts.machines import Machine
-from pardemo.planner.measured_peak import example_config
 
 #: What the viewer's unpickler knows (torch/utils/viz/MemoryViz.js).
 KNOWN = {

@@ -5,8 +5,11 @@ import torch
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
 from pardemo.baichuan2 import Baichuan2Config
-from pardemo.planner import dry_run_comparison, hardware, measured_peak, models, plan_table, validate
-from pardemo.planner.dry_run import dry_run
+from pardemo.planner import hardware, models, validate
+from pardemo.planner.dry_run import measured_peak
+from pardemo.planner.dry_run.runner import dry_run
+from pardemo.planner.dry_run.storage_recorder import StorageRecorder
+from pardemo.planner.fine_tune import dry_run_comparison, plan_table
 from pardemo.planner.layouts import configurations, fine_tune_step
 from pardemo.planner.layouts.job import fine_tune
 from pardemo.planner.layouts.layout import Layout
@@ -15,7 +18,6 @@ from pardemo.planner.layouts.programs import Program
 from pardemo.planner.layouts.shape import Shape
 from pardemo.planner.layouts.step import predict_step
 from pardemo.planner.layouts.tuning import Tuning
-from pardemo.planner.storage_recorder import StorageRecorder
 
 LAYERS, H, MIDDLE, V, BATCH, S = 4, 256, 704, 4096, 4, 128
 WEIGHTS = LAYERS * (4 * H**2 + 3 * H * MIDDLE) + H * V  # that tokens are multiplied with

@@ -27,7 +27,9 @@ from pardemo.peers import launchers
 from pardemo.peers.accelerate import config_files
 from pardemo.peers.accelerate.training import as_launched, wrapped
 from pardemo.peers.deepspeed import settings as deepspeed_settings
-from pardemo.planner import files, hardware, measured_peak, plan_table
+from pardemo.planner import hardware
+from pardemo.planner.dry_run import measured_peak
+from pardemo.planner.fine_tune import files, plan_table
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.tuning import FULL, Tuning

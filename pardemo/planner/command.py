@@ -114,7 +114,7 @@ def _plan(arguments: argparse.Namespace) -> int:
         return measure_profile.measure_machine(arguments.measure, arguments.gpus, arguments.json)
     if arguments.validate:
         return _validate(arguments.json)
-    from pardemo.planner import answer
+    from pardemo.planner.fine_tune import answer
 
     return answer.answer_plan(arguments, None if arguments.all else SHOWN)
 

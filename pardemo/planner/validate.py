@@ -15,7 +15,7 @@ with extras.needed_by(__name__):
 from pardemo.baichuan2 import Baichuan2Config
 from pardemo.formulas import scaling
 from pardemo.planner import hardware, models
-from pardemo.planner.dry_run import dry_run
+from pardemo.planner.dry_run.runner import dry_run
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts import configurations
 from pardemo.planner.layouts.job import Job, engine_name, fine_tune
@@ -164,7 +164,7 @@ def this_machine() -> list[Check]:
 
 def seconds_of(job: RankJob) -> float:
     """Measures the median time of a step on a rank."""
-    from pardemo.planner import engines, measured_peak
+    from pardemo.planner.dry_run import engines, measured_peak
 
     module = engines.materialize(engines.outline(job), "cpu")
     measured_peak.fill_uniformly(module)
@@ -179,7 +179,8 @@ def seconds_of(job: RankJob) -> float:
 
 
 #: Small jobs (architecture, engine, ranks, LoRA, checkpointing, prefetching), one of each kind; the tests have more.
-#: The peak of ``CHANCE`` is up to the order of a Python set (see :func:`pardemo.planner.measured_peak.example_job`).
+#: The peak of ``CHANCE`` is up to the order of a Python set: see
+#: :func:`pardemo.planner.dry_run.measured_peak.example_job`.
 MEMORY = (
     ("baichuan2", "plain", 1, True, True),
     ("llama", "zero-1", 2, False, False),
@@ -194,13 +195,13 @@ MEMORY = (
 def peaks() -> list[Check]:
     """Checks peaks on this machine's CPU ranks by torch's allocator, and beside the planner's those of other rules."""
     from pardemo import World
-    from pardemo.planner import measured_peak
+    from pardemo.planner.dry_run import measured_peak
 
     rows = []
     for case in MEMORY:
         name, engine, ranks, lora, checkpointing, *prefetching = case
         job = measured_peak.example_job(name, engine, ranks, lora, checkpointing, *prefetching)
-        with World(ranks, preload=["pardemo.peers.deepspeed.engine", "pardemo.planner.measured_peak"]) as world:
+        with World(ranks, preload=["pardemo.peers.deepspeed.engine", "pardemo.planner.dry_run.measured_peak"]) as world:
             comparison = measured_peak.compare_peaks(world, [job])[0]
         measured = comparison.pop("measured") / 1e6
         how = f"{name}, {'LoRA' if lora else 'full'}, {engine} on {ranks}{', checkpointing' * checkpointing}"

@@ -189,7 +189,7 @@ import json
 import torch
 torch.set_num_threads(2)
 from pardemo.planner import cuda_peak
-from pardemo.planner.dry_run import dry_run
+from pardemo.planner.dry_run.runner import dry_run
 print(json.dumps([dry_run(cuda_peak.job()).seconds, peak_mib()]))
 """
 TENSORS = """

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from transformers import LlamaConfig
 
-from pardemo.planner import memory_curve
-from pardemo.planner.footprint import LINES
+from pardemo.planner.dry_run import memory_curve
+from pardemo.planner.dry_run.footprint import LINES
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts.layout import Layout
 

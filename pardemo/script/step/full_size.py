@@ -381,9 +381,9 @@ def _planned_deepspeed(
         NoCounterpart: it is not run dry in this way. ValueError: the planner refuses the job.
     """
     from pardemo.planner import models
+    from pardemo.planner.dry_run.memory_curve import Curve
     from pardemo.planner.job import RankJob
     from pardemo.planner.layouts.layout import Layout
-    from pardemo.planner.memory_curve import Curve
 
     trained = trained_of(fullest, measured)
     settings = trained["deepspeed"]

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 
 from pardemo import compat
-from pardemo.planner.engines import Running
+from pardemo.planner.dry_run.engines import Running
+from pardemo.planner.dry_run.storage_recorder import Life, StorageRecorder
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts.job import BUCKET_ELEMENTS
 from pardemo.planner.layouts.layout import Layout
-from pardemo.planner.storage_recorder import Life, StorageRecorder
 
 #: The lines of a footprint, from what stays to what comes and goes.
 LINES = (

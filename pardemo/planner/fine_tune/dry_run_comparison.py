@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 
 from pardemo.meters.snapshot import Block, of_sums
+from pardemo.planner.dry_run.footprint import LINES, Footprint
+from pardemo.planner.dry_run.memory_curve import Curve
 from pardemo.planner.estimate import Memory
-from pardemo.planner.footprint import LINES, Footprint
+from pardemo.planner.fine_tune.plan_table import PlanRow, Request
 from pardemo.planner.layouts.fine_tune_step import reductions, tensor_bytes
-from pardemo.planner.memory_curve import Curve
-from pardemo.planner.plan_table import PlanRow, Request
 
 SHOWN_FROM = 0.02  # of the tensors: lines that differ by less are not shown
 

@@ -7,8 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from pardemo.finetune import recipe
-from pardemo.planner import plan_table, profile
+from pardemo.planner import profile
 from pardemo.planner.estimate import BUILT_SHARDED
+from pardemo.planner.fine_tune import plan_table
+from pardemo.planner.fine_tune.plan_table import PLANNED_ENGINES, Plan, PlanRow, Request, engine_title
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts import configurations, layout_command
 from pardemo.planner.layouts.configurations import usual_target
@@ -17,7 +19,6 @@ from pardemo.planner.layouts.job import check_not_hybrid
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.published.finetune_runs import TIGHT
 from pardemo.planner.layouts.tuning import Tuning
-from pardemo.planner.plan_table import PLANNED_ENGINES, Plan, PlanRow, Request, engine_title
 from pardemo.planner.progress import progress
 from pardemo.tables import text_table
 
@@ -35,7 +36,7 @@ def answer_plan(arguments: argparse.Namespace, shown: int | None) -> int:
     """Makes the plan, writes what is asked for, and prints ``shown`` rows of the table."""
     request, base = request_of(arguments)
     if arguments.write:
-        from pardemo.planner import files
+        from pardemo.planner.fine_tune import files
 
         files.refuse_unwritable(request, base)
     snapshot_file = layout_command.snapshot_file(arguments)
@@ -58,7 +59,7 @@ def answer_plan(arguments: argparse.Namespace, shown: int | None) -> int:
     written = files.write_plan(arguments.write, request, best, base) if arguments.write else []
     dry = None
     if arguments.dry_run or snapshot_file:  # a snapshot has the tensors that an engine really makes
-        from pardemo.planner import dry_run_comparison
+        from pardemo.planner.fine_tune import dry_run_comparison
 
         progress(f"the dry run of {best.engine}, which takes seconds to a minute")
         dry = dry_run_comparison.compare_with_dry_run(request, best)

@@ -11,10 +11,10 @@ from concurrent.futures import Future, ProcessPoolExecutor
 
 import numpy as np
 
-from pardemo.planner.allocator import reserved_bytes
-from pardemo.planner.dry_run import dry_run
+from pardemo.planner.dry_run.allocator import reserved_bytes
+from pardemo.planner.dry_run.footprint import DATA_PARALLEL_MOST, LINES, Footprint, shares_on_gpu, timeline
+from pardemo.planner.dry_run.runner import dry_run
 from pardemo.planner.estimate import BUILT_SHARDED, CONTEXT_BYTES, NCCL_BYTES, Memory
-from pardemo.planner.footprint import DATA_PARALLEL_MOST, LINES, Footprint, shares_on_gpu, timeline
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts.layout import Layout
 from pardemo.termination import end_with_parent

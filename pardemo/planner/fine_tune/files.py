@@ -13,12 +13,12 @@ from pardemo.baichuan2 import Baichuan2Config
 from pardemo.finetune import recipe, strict_yaml
 from pardemo.finetune.recipe import Recipe
 from pardemo.peers.accelerate import job_settings
-from pardemo.planner.engines import layers_of, lora_config, outline
+from pardemo.planner.dry_run.engines import layers_of, lora_config, outline
+from pardemo.planner.fine_tune.plan_table import PlanRow, Request
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts.fine_tune_step import overlaps
 from pardemo.planner.layouts.job import BUCKET_ELEMENTS
 from pardemo.planner.layouts.launch import cluster
-from pardemo.planner.plan_table import PlanRow, Request
 
 with extras.needed_by(__name__):
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING

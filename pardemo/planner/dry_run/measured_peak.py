@@ -22,9 +22,9 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from pardemo import compat, extras
 from pardemo.baichuan2 import Baichuan2Config
 from pardemo.formulas import memory
-from pardemo.planner import engines
-from pardemo.planner.dry_run import STEPS, dry_run
-from pardemo.planner.footprint import Footprint
+from pardemo.planner.dry_run import engines
+from pardemo.planner.dry_run.footprint import Footprint
+from pardemo.planner.dry_run.runner import STEPS, dry_run
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts.tuning import FULL, Tuning
 
