@@ -1,8 +1,9 @@
 """A plan's rows, and small jobs, with the memory that dry runs of their engines take."""
 
-from pardemo.planner import dry_run_comparison, hardware, models, table
-from pardemo.planner.dryrun import dry_run
-from pardemo.planner.footprint import Footprint
+from pardemo.planner import hardware, models
+from pardemo.planner.dry_run.footprint import Footprint
+from pardemo.planner.dry_run.runner import dry_run
+from pardemo.planner.fine_tune import dry_run_comparison, plan_table
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts import configurations
 from pardemo.planner.layouts.configurations import usual_target
@@ -19,7 +20,7 @@ ENGINES = (("plain", 1), ("zero-0", 2), ("zero-1", 8), ("zero-2", 4), ("fsdp2", 
 def dry_rows(request):
     """A row of each engine, way of checkpointing, offload and micro-batch that is asked for."""
     rows = []
-    for row in table.plan(request).rows:
+    for row in plan_table.plan(request).rows:
         run = dry_run_comparison.compare_with_dry_run(request, row).run
         vars(row)["memory"] = run
         vars(row).pop("peak_bytes", None)  # of the formulas

@@ -207,9 +207,9 @@ def test_ranks_go_that_way_where_the_processor_is_slow():
             assert bf16.slow()
             with World(1) as world:
                 print(*world.run(on_rank)[0])
-            by_the_loop = measured_peak.peak(step)
+            by_the_loop = measured_peak.measure_peak_bytes(step)
             bf16.through_fp32()
-            assert measured_peak.peak(step) == by_the_loop > 0
+            assert measured_peak.measure_peak_bytes(step) == by_the_loop > 0
             assert bf16.multiplied() == 2
             print(next(row["found"] for row in doctor.examine() if row["what"] == "bf16"))
     """

@@ -113,7 +113,7 @@ def test_questions_that_come_twice_are_named_and_an_empty_input_is_none(tmp_path
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_planners_script_reads_the_same_forms(form):
-    from pardemo.planner.scripts import train
+    from pardemo.planner.fine_tune.scripts import train
 
     row = train._row(FORMS[form], "train.json, line 1")
     told = [turn["content"] for turn in row["messages"]] if "messages" in row else [*row.values()]

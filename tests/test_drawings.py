@@ -13,7 +13,7 @@ from book import drawings, figures
 
 from pardemo import project
 from pardemo.draw import palette
-from pardemo.planner.allocator import by_the_rules
+from pardemo.planner.dry_run.allocator import by_the_rules
 
 #: A GPU's lines by micro-batch: a little, nearly full, far more than the picture has room for.
 MEMORY = {

@@ -6,7 +6,7 @@ from book import drawings
 
 from pardemo.book.chapters.zero_r.drawings import MOMENTS
 from pardemo.meters import operation_costs
-from pardemo.planner.allocator import by_the_rules, replay
+from pardemo.planner.dry_run.allocator import by_the_rules, replay
 
 MIB = 1 << 20
 

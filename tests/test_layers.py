@@ -48,7 +48,10 @@ PLANNER = (
     "micro_batch", "fine_tune_step", "step", "fine_tune_memory", "memory", "intervals", "search", "procedure",
     "published",
 )  # fmt: skip
-ABOVE = {"charts", "command", "explanations", "launch", "layout_text", "url_query", "__init__"}
+ABOVE = {"charts", "explanations", "launch", "layout_command", "layout_text", "url_query", "__init__"}
+
+#: Rooms of the planner, none of which uses a later one.
+PLANNER_ROOMS = ("layouts", "dry_run", "fine_tune")
 
 #: A script followed: each of these packages and modules imports only those before it.
 SCRIPT = ("words", "blocks", "hangs", "runtime", "step", "record", "compare", "resume", "report", "command")
@@ -309,3 +312,13 @@ def test_nothing_goes_back_within(folder, order, above):
                 there = name.removeprefix(package).split(".")[0]
                 assert there in place, f"{here}/{path.name} uses {name}, which stands above it"
                 assert place[there] <= place[here], f"{here}/{path.name} goes back to {name}"
+
+
+def test_a_dry_run_needs_no_plan_and_a_plan_of_layouts_neither():
+    level = {f"pardemo.planner.{room}": number for number, room in enumerate(PLANNER_ROOMS)}
+    wrong = []
+    for path in (path for room in PLANNER_ROOMS for path in (PACKAGE / "planner" / room).rglob("*.py")):
+        own = level[".".join(dotted(path).split(".")[:3])]
+        later = (name for name in imports_of(path) if level.get(".".join(name.split(".")[:3]), -1) > own)
+        wrong += [f"{path.relative_to(PACKAGE)} uses {name}" for name in later]
+    assert wrong == []

@@ -11,17 +11,17 @@ from transformers import CONFIG_MAPPING
 from pardemo.pipeline_parallel import Schedule, interleaved, one_f_one_b, zb_h1
 from pardemo.pipeline_parallel.timetable import chart
 from pardemo.planner import hardware, models
-from pardemo.planner.engines import outline
+from pardemo.planner.dry_run.engines import outline
 from pardemo.planner.job import RankJob as DryJob
 from pardemo.planner.layouts import configurations, explanations, programs
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.launch import facts
 from pardemo.planner.layouts.layout import Layout, check_layout
 from pardemo.planner.layouts.machines import Machine
-from pardemo.planner.layouts.memory import in_flight, memory
+from pardemo.planner.layouts.memory import in_flight, predict_memory
 from pardemo.planner.layouts.search import layouts, search
 from pardemo.planner.layouts.shape import Experts, Shape
-from pardemo.planner.layouts.step import stages, step
+from pardemo.planner.layouts.step import predict_step, stages
 
 LLAMA = configurations.shape_of_config(models.find("llama3-70b"))
 SMALL = Shape(8, 1024, 16, 4, 2816, 32000)
@@ -121,9 +121,9 @@ def test_a_value_that_is_none_is_told(values, told):
 
 
 def test_tensor_parallelism_beyond_a_host_is_allowed_and_has_its_price():
-    inside = step(job(LLAMA, 64), Layout(tp=8, dp=8, micro_batch=1, sequence_parallel=True))
-    across = step(job(LLAMA, 64), Layout(tp=16, dp=4, micro_batch=2, sequence_parallel=True))
-    slow = step(job(LLAMA, 64, between=1e9), Layout(tp=16, dp=4, micro_batch=2, sequence_parallel=True))
+    inside = predict_step(job(LLAMA, 64), Layout(tp=8, dp=8, micro_batch=1, sequence_parallel=True))
+    across = predict_step(job(LLAMA, 64), Layout(tp=16, dp=4, micro_batch=2, sequence_parallel=True))
+    slow = predict_step(job(LLAMA, 64, between=1e9), Layout(tp=16, dp=4, micro_batch=2, sequence_parallel=True))
     of = "tensor-parallel traffic"
     assert across.parts[of] > 2 * inside.parts[of], "of the same tokens"
     assert slow.parts[of] > 50 * across.parts[of], "what is between hosts counts"
@@ -139,8 +139,8 @@ def test_a_pipelines_time_is_its_timetables(order, kind, chunks, ranks, micro):
     fast = replace(hardware.gpu("H100"), link_bytes_per_s=1e30)
     given = Job(what, Machine(fast, ranks, ranks, 1e30, 0.0, 0.0), free, 4096)
     layout = Layout(pp=ranks, accumulation=micro, chunks=chunks, schedule=kind)
-    found = step(given, layout)
-    alone = step(given, Layout(pp=1, accumulation=1))
+    found = predict_step(given, layout)
+    alone = predict_step(given, Layout(pp=1, accumulation=1))
     busy = (alone.seconds - alone.parts["optimizer"]) / ranks  # a stage's micro-batch
     schedule = Schedule(order, ranks, micro, chunks)
     told = chart(schedule, forward=busy / 3, backward=2 * busy / 3).makespan
@@ -151,10 +151,12 @@ def test_a_pipelines_time_is_its_timetables(order, kind, chunks, ranks, micro):
 def test_a_pipeline_across_hosts_waits_for_the_link_between_them(tp, cp, dp, pp):
     """Also where neighbouring stages share a host: those on its edge have their neighbour on the next one."""
     layout = Layout(tp=tp, cp=cp, dp=dp, pp=pp, accumulation=64, sharding="zero1", sequence_parallel=tp > 1)
-    seconds = [step(job(LLAMA, 64, between=rate), layout).parts["pipeline messages"] for rate in (400e9, 1e9, 1e6)]
+    seconds = [
+        predict_step(job(LLAMA, 64, between=rate), layout).parts["pipeline messages"] for rate in (400e9, 1e9, 1e6)
+    ]
     assert seconds[0] < seconds[1] < seconds[2] / 100
     alone = job(LLAMA, 64, host_gpus=64, between=1e6)
-    assert step(alone, layout).parts["pipeline messages"] < seconds[0], "on one host nothing crosses"
+    assert predict_step(alone, layout).parts["pipeline messages"] < seconds[0], "on one host nothing crosses"
 
 
 def test_hops_between_hosts_are_counted_and_share_their_adapters():
@@ -201,12 +203,12 @@ def test_activations_are_korthikantis(name):
     given = job(what, 8 * pp, "A100-80GB", program="megatron-2022", sequence=2048, fused=False)
     layout = Layout(tp=8, pp=pp, micro_batch=batch, accumulation=512, chunks=3 if 1 < pp < 64 else 1)
     for told, one in ((plain, layout), (selective, layout.but(recompute="selective", sequence_parallel=True))):
-        assert memory(given, one).lines["activations"] / 2**30 == pytest.approx(told, rel=0.06)
+        assert predict_memory(given, one).lines["activations"] / 2**30 == pytest.approx(told, rel=0.06)
 
 
 def test_states_are_16_or_18_bytes_and_are_shared():
     for sharding, whole in (("none", 18), ("zero1", 6 + 12 / 8), ("zero2", 2 + 16 / 8), ("zero3", 18 / 8)):
-        lines = memory(
+        lines = predict_memory(
             replace(job(), program=programs.MEGATRON.but(bucketed_gradients=0)), Layout(dp=8, sharding=sharding)
         ).lines
         states = sum(lines[name] for name in ("parameters", "gradients", "optimizer states"))
@@ -233,23 +235,23 @@ def test_more_work_takes_longer_and_nothing_is_negative(tp, pp, cp, micro, m, re
     given = job(what, 64)
     layout = Layout(tp=tp, pp=pp, cp=cp, dp=64 // (tp * pp * cp), micro_batch=micro, accumulation=m,
                     recompute=recompute, sharding=sharding)  # fmt: skip
-    found, twice = step(given, layout), step(given, layout.but(accumulation=2 * m))
+    found, twice = predict_step(given, layout), predict_step(given, layout.but(accumulation=2 * m))
     assert all(value >= 0 and math.isfinite(value) for value in (*found.parts.values(), found.mfu))
     assert found.mfu < 1
     assert twice.seconds > found.seconds
-    held = memory(given, layout)
+    held = predict_memory(given, layout)
     assert all(value >= 0 for value in held.lines.values())
-    assert memory(given, layout.but(micro_batch=2 * micro)).peak_bytes > held.peak_bytes
+    assert predict_memory(given, layout.but(micro_batch=2 * micro)).peak_bytes > held.peak_bytes
     if recompute == "none":
-        assert memory(given, layout.but(recompute="full")).lines["activations"] < held.lines["activations"]
+        assert predict_memory(given, layout.but(recompute="full")).lines["activations"] < held.lines["activations"]
 
 
 def test_experts_on_several_ranks_take_less_memory_and_talk():
     what = replace(SMALL, experts=Experts(16, 2, 4096))
-    whole, spread = (step(job(what), Layout(dp=8, ep=ep)) for ep in (1, 8))
+    whole, spread = (predict_step(job(what), Layout(dp=8, ep=ep)) for ep in (1, 8))
     assert "expert-parallel traffic" not in whole.parts
     assert spread.parts["expert-parallel traffic"] > 0
-    less = [memory(job(what), Layout(dp=8, ep=ep)).lines["optimizer states"] for ep in (1, 8)]
+    less = [predict_memory(job(what), Layout(dp=8, ep=ep)).lines["optimizer states"] for ep in (1, 8)]
     assert less[1] < less[0] / 4
 
 
@@ -258,7 +260,7 @@ def test_all_ranks_together_keep_each_experts_states_once(ep, sharding):
     """However experts are spread: what is shared is there once, by the formula's 12 bytes a parameter."""
     what = replace(SMALL, experts=Experts(16, 2, 4096))
     layout, bare = Layout(dp=8, ep=ep, sharding=sharding), programs.MEGATRON.but(state_bytes=12.0)
-    lines = memory(replace(job(what), program=bare), layout).lines
+    lines = predict_memory(replace(job(what), program=bare), layout).lines
     assert 8 * lines["optimizer states"] == pytest.approx(12 * what.params, rel=1e-6)
     if sharding == "zero3":
         assert 8 * lines["parameters"] == pytest.approx(bare.weight_bytes * what.params, rel=1e-6)
@@ -275,11 +277,11 @@ def test_a_layer_as_measured_takes_the_place_of_what_a_rank_computes():
     guessed = job(program="nanotron")
     measured = replace(guessed, program=guessed.program.but(layer_s=0.03))
     layout = Layout(tp=4, dp=2, sharding="zero1")
-    before, after = step(guessed, layout).parts, step(measured, layout).parts
+    before, after = predict_step(guessed, layout).parts, predict_step(measured, layout).parts
     assert after["layers as measured"] == pytest.approx(8 * 0.03)
     assert after["tensor-parallel traffic"] == before["tensor-parallel traffic"]
     assert not after.keys() & {"attention", "launching kernels"}
-    again = step(measured, layout.but(recompute="full")).parts
+    again = predict_step(measured, layout.but(recompute="full")).parts
     assert again["layers as measured"] == pytest.approx(4 / 3 * 8 * 0.03)
     assert "0.03 s" in explanations.constants_of_parts(measured)["layers as measured"]
 

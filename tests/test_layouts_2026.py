@@ -17,13 +17,13 @@ from pardemo.planner.layouts import configurations, intervals, launch, layout_te
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout, check_layout
 from pardemo.planner.layouts.machines import Machine
-from pardemo.planner.layouts.memory import memory
-from pardemo.planner.layouts.micro_batch import experts
+from pardemo.planner.layouts.memory import predict_memory
+from pardemo.planner.layouts.micro_batch import expert_costs
 from pardemo.planner.layouts.published import against, loaders
 from pardemo.planner.layouts.published.runs import read
 from pardemo.planner.layouts.search import search, sensitivity
 from pardemo.planner.layouts.shape import Experts, Layer, Mamba, Shape
-from pardemo.planner.layouts.step import pieces, stages, step
+from pardemo.planner.layouts.step import pieces, predict_step, stages
 
 FOLDER = project.root() / "data" / "published_runs"
 SMALL = Shape(8, 1024, 16, 4, 2816, 32000)
@@ -93,7 +93,7 @@ def test_experts_are_spread_over_all_ranks_of_a_stage():
         check_layout(layout.but(etp=2), ROUTED, 64, 4096)
     with pytest.raises(ValueError, match=r"ETP.*2"):
         check_layout(Layout(dp=64, etp=2), SMALL, 64, 4096)
-    one, two = (memory(job(), layout.but(ep=32, etp=etp)).lines["parameters"] for etp in (1, 2))
+    one, two = (predict_memory(job(), layout.but(ep=32, etp=etp)).lines["parameters"] for etp in (1, 2))
     assert two < one
 
 
@@ -108,16 +108,16 @@ def test_a_fused_dispatch_sends_a_token_to_a_host_once():
 
 def test_what_slows_experts_down():
     layout = Layout(dp=64, ep=8, sharding="zero1", micro_batch=2)
-    even = experts(job(), layout)
-    assert experts(job(imbalance=1.5), layout).matmul_s > 1.4 * even.matmul_s
-    assert even.launch_s == 0 < experts(job(graphs=False), layout).launch_s
-    assert experts(job(dropless=False, graphs=False), layout).launch_s == 0, "nobody waits for counts"
-    alone = experts(job(overlap=False), layout)
+    even = expert_costs(job(), layout)
+    assert expert_costs(job(imbalance=1.5), layout).matmul_s > 1.4 * even.matmul_s
+    assert even.launch_s == 0 < expert_costs(job(graphs=False), layout).launch_s
+    assert expert_costs(job(dropless=False, graphs=False), layout).launch_s == 0, "nobody waits for counts"
+    alone = expert_costs(job(overlap=False), layout)
     assert alone.exchange_s > even.exchange_s
     assert alone.moved_bytes > even.moved_bytes, "tokens go through memory beside another micro-batch's computation"
-    assert experts(job(dispatch="alltoall", overlap=False), layout).moved_bytes > alone.moved_bytes
+    assert expert_costs(job(dispatch="alltoall", overlap=False), layout).moved_bytes > alone.moved_bytes
     biased = replace(ROUTED, experts=replace(ROUTED.experts, bias=True))
-    assert experts(job(biased), layout).moved_bytes > even.moved_bytes
+    assert expert_costs(job(biased), layout).moved_bytes > even.moved_bytes
 
 
 def test_a_precision_that_a_gpu_has_not_is_one_line():
@@ -152,11 +152,11 @@ def test_fewer_bits_are_quicker_and_keep_less():
     )
     layout = Layout(tp=2, dp=32, sharding="zero1", sequence_parallel=True, accumulation=4)
     given = {name: job(big, precision=name, sequence=8192) for name in hardware.PRECISIONS}
-    seconds = {name: step(of, layout).seconds for name, of in given.items()}
+    seconds = {name: predict_step(of, layout).seconds for name, of in given.items()}
     assert seconds["nvfp4"] < seconds["fp8"] == seconds["mxfp8"] < seconds["bf16"]
-    kept = {name: memory(of, layout).lines["activations"] for name, of in given.items()}
+    kept = {name: predict_memory(of, layout).lines["activations"] for name, of in given.items()}
     assert kept["nvfp4"] < kept["fp8"] < kept["mxfp8"] < kept["bf16"]
-    assert step(given["fp8"], layout).peak_flops == 4500e12
+    assert predict_step(given["fp8"], layout).peak_flops == 4500e12
 
 
 def test_the_embedding_and_the_loss_take_a_layers_place():
@@ -182,18 +182,21 @@ def test_layers_of_each_kind_are_counted():
     assert scout.attended_tokens(Layer(window=8192), 32768) == 4096, "half of its chunk, on average"
     windowed = replace(SMALL, window=1024, windowed_layers=8)
     assert (
-        step(job(windowed, sequence=32768), Layout(dp=64)).parts["attention"]
-        < 0.1 * step(job(SMALL, sequence=32768), Layout(dp=64)).parts["attention"]
+        predict_step(job(windowed, sequence=32768), Layout(dp=64)).parts["attention"]
+        < 0.1 * predict_step(job(SMALL, sequence=32768), Layout(dp=64)).parts["attention"]
     )
     maverick = configurations.shape_of_config(configurations.find_configuration("llama4-maverick"))
     assert sum(count for kind, count in maverick.layer_kinds if kind.mlp == "experts") == 24
     hybrid = Shape(4, 1024, 8, 2, 2048, 32000, gated=False, pattern="M*-E", experts=Experts(8, 2, 256),
                    linear_mixer=Mamba(16, 64, 128, 8))  # fmt: skip
     assert sum(count for _, count in hybrid.layer_kinds) == 4
-    assert set(step(job(hybrid), Layout(dp=64, ep=8)).parts) >= {"matrix multiplications", "expert-parallel traffic"}
+    assert set(predict_step(job(hybrid), Layout(dp=64, ep=8)).parts) >= {
+        "matrix multiplications",
+        "expert-parallel traffic",
+    }
     further = replace(SMALL, mtp_layers=1)
     assert further.params > SMALL.params
-    assert step(job(further), Layout(dp=64)).seconds > step(job(SMALL), Layout(dp=64)).seconds
+    assert predict_step(job(further), Layout(dp=64)).seconds > predict_step(job(SMALL), Layout(dp=64)).seconds
 
 
 @pytest.mark.parametrize("kind", ["mistral", "gemma2", "qwen2"])
@@ -232,11 +235,11 @@ def test_a_gpu_is_known_by_its_usual_names(said, name):
 def test_activations_on_the_host_take_no_memory_and_some_time():
     layout = Layout(dp=64, sharding="zero3", micro_batch=4)
     given = job(SMALL)
-    less, same = (memory(given, layout.but(offload=n)).lines["activations"] for n in (4, 0))
+    less, same = (predict_memory(given, layout.but(offloaded_layers=n)).lines["activations"] for n in (4, 0))
     assert less < 0.6 * same
-    assert "offload" in step(job(SMALL, gpu="A100-80GB"), layout.but(offload=8)).parts
+    assert "offload" in predict_step(job(SMALL, gpu="A100-80GB"), layout.but(offloaded_layers=8)).parts
     with pytest.raises(ValueError, match=r"offload.*-1"):
-        Layout(offload=-1)
+        Layout(offloaded_layers=-1)
 
 
 def test_four_of_five_kept_back_runs_lie_in_their_interval():
@@ -279,17 +282,17 @@ def test_where_nothing_is_known_an_interval_is_wider_and_says_so():
 def test_one_measured_run_corrects_a_machine(tmp_path):
     given = job(SMALL, 8)
     layout = Layout(dp=8, accumulation=2, sharding="zero1")
-    slow = 1.4 * step(given, layout).seconds
+    slow = 1.4 * predict_step(given, layout).seconds
     path = tmp_path / "mine.csv"
     path.write_text(
         "gpu,gpus,sequence,micro_batch,accumulation,seconds,layers,hidden,heads,groups,middle,vocabulary,sharding,between\n"
         f"B200,8,4096,1,2,{slow},8,1024,16,4,2816,32000,zero1,3200\n"
     )
     corrected, told = against.correct_seconds(given, read(path))
-    assert step(corrected, layout).seconds == pytest.approx(slow)
+    assert predict_step(corrected, layout).seconds == pytest.approx(slow)
     assert says(told, "1", "1.40", "predicted")
     other = layout.but(micro_batch=2)
-    assert step(corrected, other).seconds == pytest.approx(1.4 * step(given, other).seconds)
+    assert predict_step(corrected, other).seconds == pytest.approx(1.4 * predict_step(given, other).seconds)
     with pytest.raises(ValueError, match=r"--measured.*H100.*B200"):
         against.correct_seconds(job(SMALL, 8, "H100"), read(path))
 

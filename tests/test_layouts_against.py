@@ -17,12 +17,12 @@ from pardemo.planner.layouts import search
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
-from pardemo.planner.layouts.memory import memory
+from pardemo.planner.layouts.memory import predict_memory
 from pardemo.planner.layouts.programs import MEGATRON, NANOTRON, PROGRAMS
 from pardemo.planner.layouts.published import against, loaders, runs
 from pardemo.planner.layouts.published.runs import PublishedRun
 from pardemo.planner.layouts.shape import Shape
-from pardemo.planner.layouts.step import step
+from pardemo.planner.layouts.step import predict_step
 
 FOLDER = project.root() / "data" / "published_runs"
 
@@ -139,7 +139,9 @@ def test_a_bound_on_runs_that_agree_with_the_model_is_nothing():
     machine = Machine(hardware.gpu("H100"), 8)
     job = Job(Shape(16, 2048, 16, 16, 5504, 32000), machine, NANOTRON)
     layouts = [Layout(tp=2, dp=4, micro_batch=n, sharding=zero) for n in (1, 2, 4) for zero in ("none", "zero1")]
-    made = [PublishedRun(job, one, step(job, one).seconds, memory(job, one).peak_bytes) for one in layouts]
+    made = [
+        PublishedRun(job, one, predict_step(job, one).seconds, predict_memory(job, one).peak_bytes) for one in layouts
+    ]
     assert bounds.memory(against.compare(made)).error == pytest.approx(0, abs=1e-9)
     assert bounds.twins(against.compare(made)) == bounds.Twins(3, 0, pytest.approx(0, abs=1e-9))
 
@@ -153,7 +155,7 @@ def test_a_size_that_takes_longer_in_models_of_every_depth_is_learned_from_the_o
         for layout in layouts:
             longer = 1.5 if layout.tp == 2 else 1.0
             made.append(PublishedRun(job, layout.but(accumulation=8 // layout.dp), 0.0, None))
-            made[-1] = replace(made[-1], seconds=longer * step(job, made[-1].layout).seconds)
+            made[-1] = replace(made[-1], seconds=longer * predict_step(job, made[-1].layout).seconds)
     found = bounds.sizes(against.compare(made), least_mfu=0)
     assert found.errors == pytest.approx(((1 - 1 / 1.5) / 4, 0))
     assert found.factors == 4
@@ -207,7 +209,7 @@ def test_constants_are_what_the_fit_finds():
     for tp, micro in ((1, 1), (2, 1), (4, 2), (8, 4), (1, 2), (2, 8)):
         job = Job(shape, machine, PROGRAMS["megatron-core"].but(launch_s=1e-6, **real))
         layout = Layout(tp=tp, dp=8 // tp, micro_batch=micro)
-        made.append(PublishedRun(job, layout, step(job, layout).seconds, None))
+        made.append(PublishedRun(job, layout, predict_step(job, layout).seconds, None))
     bounds = {"matmul_efficiency": (0.3, 1.0), "tile_loss": (5, 800)}
     found = fit.fit(made, fit.with_constants, {"matmul_efficiency": 1.0, "tile_loss": 50.0}, bounds)
     assert found == pytest.approx(real, rel=0.01)

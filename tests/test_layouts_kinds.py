@@ -7,15 +7,15 @@ from transformers import CONFIG_MAPPING
 
 from pardemo.cli import main
 from pardemo.planner import hardware, models
-from pardemo.planner.engines import outline
+from pardemo.planner.dry_run.engines import outline
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts import configurations, programs
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
-from pardemo.planner.layouts.memory import memory
+from pardemo.planner.layouts.memory import predict_memory
 from pardemo.planner.layouts.shape import Layer
-from pardemo.planner.layouts.step import step
+from pardemo.planner.layouts.step import predict_step
 
 SIZES = {
     "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32,
@@ -187,8 +187,11 @@ def test_wider_heads_of_the_layers_that_see_everything_are_counted():
     layout = Layout(dp=64, sharding="zero1")
     for of in (shape, narrow):
         assert of.flops(8192) > 0
-    assert step(job(shape), layout).parts["attention"] > step(job(narrow), layout).parts["attention"]
-    assert memory(job(shape), layout).lines["activations"] > memory(job(narrow), layout).lines["activations"]
+    assert predict_step(job(shape), layout).parts["attention"] > predict_step(job(narrow), layout).parts["attention"]
+    assert (
+        predict_memory(job(shape), layout).lines["activations"]
+        > predict_memory(job(narrow), layout).lines["activations"]
+    )
 
 
 def test_experts_behind_a_latent_width_get_less_on_the_wire():
@@ -197,9 +200,11 @@ def test_experts_behind_a_latent_width_get_less_on_the_wire():
         for latent in (None, 64)
     )
     layout = Layout(dp=64, ep=8, sharding="zero1")
-    sent = [step(job(shape, overlap=False), layout).parts["expert-parallel traffic"] for shape in (wide, narrow)]
+    sent = [
+        predict_step(job(shape, overlap=False), layout).parts["expert-parallel traffic"] for shape in (wide, narrow)
+    ]
     assert sent[1] < sent[0]
-    kept = [memory(job(shape), layout).lines["activations"] for shape in (wide, narrow)]
+    kept = [predict_memory(job(shape), layout).lines["activations"] for shape in (wide, narrow)]
     assert kept[1] < kept[0]
 
 

@@ -532,12 +532,12 @@ def test_labels_and_resources():
 
 
 def test_activations_that_wait_on_the_host(tmp_path):
-    layout = Layout(dp=64, sharding="zero3", micro_batch=2, offload=20)
+    layout = Layout(dp=64, sharding="zero3", micro_batch=2, offloaded_layers=20)
     files = written(tmp_path, "llama3-70b", layout)
     assert list(files) == ["megatron.sh", "slurm.sbatch", "kubernetes.yaml"], "no other program offloads layer by layer"
     config, *_ = megatron_configs(megatron_arguments(tmp_path, "--nnodes", "8"))
     assert (config.cpu_offloading, config.cpu_offloading_num_layers) == (True, 20)
-    pipeline = Layout(tp=8, pp=2, dp=4, sequence_parallel=True, accumulation=4, offload=4)
+    pipeline = Layout(tp=8, pp=2, dp=4, sequence_parallel=True, accumulation=4, offloaded_layers=4)
     with pytest.raises(ValueError, match=r"offloads.*activations"):
         launch.texts(job("llama3-70b", pipeline), pipeline, "llama3-70b")
 

@@ -13,11 +13,11 @@ from pardemo.planner.layouts.configurations import find_configuration, shape_of_
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
-from pardemo.planner.layouts.memory import memory
+from pardemo.planner.layouts.memory import predict_memory
 from pardemo.planner.layouts.per_rank import kept_bytes
 from pardemo.planner.layouts.programs import find_program
 from pardemo.planner.layouts.shape import Mamba
-from pardemo.planner.layouts.step import stages, step
+from pardemo.planner.layouts.step import predict_step, stages
 from pardemo.planner.layouts.tuning import Tuning, adapter_params
 
 LLAMA = shape_of_config(find_configuration("llama3-70b"))
@@ -44,9 +44,11 @@ PUBLISHED = {
 def test_published_runs(gpu):
     sequence, layout, seconds = PUBLISHED[gpu]
     asked = job(gpu=gpu, sequence=sequence, host=72)
-    assert step(asked, layout).seconds == pytest.approx(seconds, rel=0.05)
-    assert step(job(Tuning(), gpu, 8, sequence, 72), layout).seconds > 1.4 * seconds, "full training takes half more"
-    interval = intervals.of_seconds(asked, layout, step(asked, layout).seconds)
+    assert predict_step(asked, layout).seconds == pytest.approx(seconds, rel=0.05)
+    assert predict_step(job(Tuning(), gpu, 8, sequence, 72), layout).seconds > 1.4 * seconds, (
+        "full training takes half more"
+    )
+    interval = intervals.of_seconds(asked, layout, predict_step(asked, layout).seconds)
     assert interval.low < seconds < interval.high
 
 
@@ -56,10 +58,10 @@ def test_what_is_trained_is_the_adapters_of_a_stages_layers():
     each = [per_rank.owned_trained_params(job(), layout, split, place) for place in range(4)]
     assert 2 * sum(one.whole for one in each) == adapter_params(QKV, LLAMA)
     assert per_rank.trained_layer(job(), layout).whole == adapter_params(QKV, LLAMA) / 2 / LLAMA.layers
-    states = memory(job(), layout).lines["optimizer states"]
+    states = predict_memory(job(), layout).lines["optimizer states"]
     assert states == find_program("megatron-core").state_bytes * each[0].whole
-    whole = memory(job(Tuning()), layout).lines
-    held = memory(job(), layout).lines["parameters"]
+    whole = predict_memory(job(Tuning()), layout).lines
+    held = predict_memory(job(), layout).lines["parameters"]
     assert held - min(whole["parameters"], held) == pytest.approx(2 * each[0].whole)
 
 
@@ -95,7 +97,7 @@ def test_fully_sharded_weights_are_gathered_and_no_gradient_of_theirs_is_sent():
     asked = [job(tuning, gpus=64) for tuning in (Tuning(), QKV)]
     assert asked[0].program.gradient_bytes == 4, "two gathers of 2 bytes, and gradients of 4"
     full, frozen = (
-        step(Job(LLAMA, each.machine, each.program.but(dp_overlap=0.0), 4096, tuning=each.tuning), layout)
+        predict_step(Job(LLAMA, each.machine, each.program.but(dp_overlap=0.0), 4096, tuning=each.tuning), layout)
         for each in asked
     )  # fmt: skip
     ratio = frozen.parts["data-parallel traffic"] / full.parts["data-parallel traffic"]
@@ -104,7 +106,7 @@ def test_fully_sharded_weights_are_gathered_and_no_gradient_of_theirs_is_sent():
 
 def test_replicas_send_adapters_alone():
     layout = Layout(tp=8, dp=8, sharding="zero1")
-    full, frozen = (step(job(tuning, gpus=64), layout) for tuning in (Tuning(), QKV))
+    full, frozen = (predict_step(job(tuning, gpus=64), layout) for tuning in (Tuning(), QKV))
     assert frozen.parts.get("optimizer", 0.0) < 1e-3 * full.parts["optimizer"]
     assert frozen.parts.get("data-parallel traffic", 0.0) <= full.parts.get("data-parallel traffic", 0.0)
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from pardemo import project
 from pardemo.book.contents import CHAPTERS, notebook_of
 from pardemo.book.page.rule import rule
-from pardemo.planner.layouts import Layout
-from pardemo.planner.layouts.memory import memory
+from pardemo.planner.layouts.layout import Layout
+from pardemo.planner.layouts.memory import predict_memory
 from pardemo.planner.layouts.procedure import adds, candidates, choose, compare, job_of, jobs
 
 
@@ -94,7 +94,7 @@ def test_what_it_takes_divides_the_job_and_fits(model, gpu, gpus, network, batch
         return
     assert chosen.layout.gpus == gpus
     assert chosen.layout.batch == batch
-    assert memory(job, chosen.layout).peak_bytes == chosen.nbytes <= job.machine.usable_bytes
+    assert predict_memory(job, chosen.layout).peak_bytes == chosen.nbytes <= job.machine.usable_bytes
     assert chosen.added <= min(one.added for one in candidates(job, batch)) + 0.03
 
 

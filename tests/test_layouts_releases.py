@@ -19,7 +19,7 @@ from pardemo.planner.layouts.programs import find_program
 from pardemo.planner.layouts.published import against, loaders, runs
 from pardemo.planner.layouts.search import PlannedLayout, search
 from pardemo.planner.layouts.shape import Experts, Shape
-from pardemo.planner.layouts.step import step
+from pardemo.planner.layouts.step import predict_step
 
 FOLDER = project.root() / "data" / "published_runs"
 SMALL = Shape(8, 1024, 16, 4, 2816, 32000)
@@ -61,11 +61,11 @@ def test_what_is_no_release_is_one_line(name, told, capsys):
 
 def test_later_constants_say_the_same_of_dense_models_in_16_bits():
     layout = Layout(tp=2, dp=4, sharding="zero1", sequence_parallel=True)
-    seconds = {step(job(program=f"megatron-core@{one.fitted_release}"), layout).seconds
+    seconds = {predict_step(job(program=f"megatron-core@{one.fitted_release}"), layout).seconds
                for one in programs.fitted_releases("megatron-core")}  # fmt: skip
     assert len(seconds) == 1
     routed = [
-        step(job(ROUTED, gpu="B200", program=f"megatron-core@{one.fitted_release}"), Layout(dp=8, ep=8)).seconds
+        predict_step(job(ROUTED, gpu="B200", program=f"megatron-core@{one.fitted_release}"), Layout(dp=8, ep=8)).seconds
         for one in programs.fitted_releases("megatron-core")
     ]
     assert routed == sorted(routed, reverse=True), "experts have become faster"
@@ -110,9 +110,9 @@ def test_an_interval_widens_with_the_months_since_the_last_fitted_release(capsys
 def test_runs_measured_in_another_release_correct_the_one_that_is_planned_with(tmp_path):
     layout = Layout(dp=8, ep=8, sharding="zero1")
     newest, older = (job(ROUTED, gpu="B200", program=name) for name in ("megatron-core", "megatron-core@26.02"))
-    took = 1.5 * step(newest, layout).seconds
+    took = 1.5 * predict_step(newest, layout).seconds
     corrected, _ = against.correct_seconds(newest, [runs.PublishedRun(older, layout, took, None)])
-    assert step(corrected, layout).seconds == pytest.approx(took)
+    assert predict_step(corrected, layout).seconds == pytest.approx(took)
 
 
 def test_earlier_constants_hold_for_later_releases_within_their_intervals():

@@ -18,13 +18,13 @@ from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.launch import facts, megatron
 from pardemo.planner.layouts.layout import Layout, check_layout
 from pardemo.planner.layouts.machines import Machine
-from pardemo.planner.layouts.memory import memory
-from pardemo.planner.layouts.micro_batch import layer
+from pardemo.planner.layouts.memory import predict_memory
+from pardemo.planner.layouts.micro_batch import layer_seconds
 from pardemo.planner.layouts.per_rank import kept, kept_bytes, owned_params
 from pardemo.planner.layouts.programs import MEGATRON, NANOTRON, find_program
 from pardemo.planner.layouts.published import against, loaders, runs
 from pardemo.planner.layouts.shape import Shape
-from pardemo.planner.layouts.step import stages, step
+from pardemo.planner.layouts.step import predict_step, stages
 
 SMALL = Shape(16, 4096, 32, 32, 11008, 32000)
 EXCHANGE = "data-parallel traffic"
@@ -50,7 +50,10 @@ def exchanging():
 def test_each_bucket_of_gradients_waits_at_each_host_that_its_ring_goes_on_to(tp, dp):
     layout = Layout(tp=tp, dp=dp, sharding="zero1", sequence_parallel=tp > 1)
     given = job(tp * dp)
-    more = step(given, layout).parts[EXCHANGE] - step(job(tp * dp, bucket_host_s=0.0), layout).parts[EXCHANGE]
+    more = (
+        predict_step(given, layout).parts[EXCHANGE]
+        - predict_step(job(tp * dp, bucket_host_s=0.0), layout).parts[EXCHANGE]
+    )
     buckets = math.ceil(owned_params(given, layout, stages(given, layout), 0).whole / NANOTRON.bucket_elements)
     assert more == pytest.approx(buckets * NANOTRON.bucket_host_s * (tp * dp // 8 - 1))
 
@@ -143,7 +146,7 @@ def training(shape=LATENT, gpus=64, **changes):
 
 def recomputing(*modules, **changes):
     degrees = {"dp": 64, "ep": 8, "sharding": "zero1"} | changes
-    return Layout(**degrees, recompute="selective", modules=modules)
+    return Layout(**degrees, recompute="selective", recomputed_modules=modules)
 
 
 def test_the_modules_are_those_that_megatron_core_has():
@@ -198,22 +201,22 @@ def test_heads_that_share_keys_keep_an_output_as_wide_as_queries():
 
 def test_all_modules_together_keep_less_than_any_and_come_back_for_a_layer():
     given = training()
-    alone = {module: memory(given, recomputing(module)).lines["activations"] for module in recomputed.MODULES}
-    together = memory(given, recomputing(*recomputed.MODULES)).lines["activations"]
+    alone = {module: predict_memory(given, recomputing(module)).lines["activations"] for module in recomputed.MODULES}
+    together = predict_memory(given, recomputing(*recomputed.MODULES)).lines["activations"]
     assert together < min(alone.values())
     layout = recomputing("moe")
-    tokens, every = 4096, kept_bytes(given, layout.but(recompute="none", modules=()))
+    tokens, every = 4096, kept_bytes(given, layout.but(recompute="none", recomputed_modules=()))
     left = kept_bytes(given, layout)
     expected = 61 * tokens * left + tokens * (every - left) + 2 * tokens * H  # beside them the embedding's output
-    assert memory(given, layout).lines["activations"] == pytest.approx(expected)
+    assert predict_memory(given, layout).lines["activations"] == pytest.approx(expected)
 
 
 def test_what_modules_take_to_be_made_again():
     given, bare = training(), Layout(dp=64, ep=8, sharding="zero1")
-    before = {kind: layer(given, bare, kind).seconds for kind in (DENSE, ROUTED)}
+    before = {kind: layer_seconds(given, bare, kind).seconds for kind in (DENSE, ROUTED)}
 
     def more(module, kind):
-        after = layer(given, recomputing(module), kind).seconds
+        after = layer_seconds(given, recomputing(module), kind).seconds
         return {part: after.get(part, 0) - before[kind].get(part, 0) for part in before[kind] | after}
 
     assert more("core_attn", ROUTED)["attention"] == pytest.approx(before[ROUTED]["attention"] / 3.5)
@@ -269,7 +272,7 @@ def test_what_programs_do_not_recompute_is_refused():
     assert NANOTRON.missing_features(recomputing("mlp", ep=1)) == ["recomputed modules"]
     assert MEGATRON.missing_features(recomputing("mlp", ep=1)) == []
     described = facts.model_of(models.find("deepseek-v3"), LATENT, "deepseek-v3")
-    offloading = recomputing("mlp", offload=4)
+    offloading = recomputing("mlp", offloaded_layers=4)
     assert says(megatron.why_not(training(), offloading, described), "recomputes", "offloads")
     assert "module moe" in megatron.why_not(training(), recomputing("moe"), described)
     assert megatron.why_not(training(graphs=False), recomputing("moe"), described) is None
@@ -298,7 +301,17 @@ def test_nineteen_of_twenty_of_nvidias_runs_fit():
     assert {(one.run.job.shape.name, one.run.job.machine.gpu.name, one.run.layout.micro_batch) for one in amiss} == {
         ("llama3-70b", "GB300", 2), ("llama3-70b", "GB200", 2), ("gpt-oss-120b", "H100", 4),
     }  # fmt: skip
-    bare = [replace(one.run, layout=one.run.layout.but(recompute="none", modules=())) for one in good]
+    bare = [replace(one.run, layout=one.run.layout.but(recompute="none", recomputed_modules=())) for one in good]
     assert sum(not one.fits for one in against.compare(bare)) == 7
     more = [fit.with_constants(one.run, {"logit_bytes": 10.0}) for one in good]
     assert sum(not one.fits for one in against.compare(more)) == 9
+
+
+def test_json_has_the_words_of_the_command_line():
+    """``--json`` gives a layout back in the words that ``--explain`` reads, whatever its fields are called inside."""
+    given = Job(SMALL, Machine(hardware.gpu("H100"), 16), MEGATRON, 4096)
+    layout = Layout(dp=8, tp=2, accumulation=2, recompute="selective", recomputed_modules=("mlp",), offloaded_layers=4)
+    words = layout.as_words()
+    assert (words["offload"], words["modules"], words["on_host"]) == (4, ("mlp",), "none")
+    texts = {name: "+".join(value) if isinstance(value, tuple) else str(value) for name, value in words.items()}
+    assert layout_text.parse_layout(",".join(f"{name}={text}" for name, text in texts.items()), given) == layout

@@ -11,9 +11,9 @@ from pardemo.planner.layouts import configurations, programs
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import CONTEXTS, Layout, check_layout
 from pardemo.planner.layouts.machines import Machine
-from pardemo.planner.layouts.memory import memory
+from pardemo.planner.layouts.memory import predict_memory
 from pardemo.planner.layouts.search import layouts, search, sensitivity
-from pardemo.planner.layouts.step import step
+from pardemo.planner.layouts.step import predict_step
 
 LLAMA = configurations.shape_of_config(models.find("llama3-70b"))
 
@@ -32,11 +32,11 @@ def test_a_search_tries_only_what_can_be_run_and_keeps_the_quickest():
         assert layout.batch == 128
     assert len(tried) == len(set(tried))
     answer = search(given, 128)
-    fitting = [one for one in tried if memory(given, one).peak_bytes <= given.machine.usable_bytes]
+    fitting = [one for one in tried if predict_memory(given, one).peak_bytes <= given.machine.usable_bytes]
     assert (answer.tried, answer.fitting) == (len(tried), len(fitting))
-    quickest = min(step(given, one).seconds for one in fitting)
+    quickest = min(predict_step(given, one).seconds for one in fitting)
     assert answer.best[0].seconds <= AS_QUICK * quickest
-    assert all(one.fits for one in (*answer.best, *answer.front))
+    assert all(one.has_room for one in (*answer.best, *answer.front))
     free = [one.headroom for one in answer.front]
     assert free == sorted(free), "slower, but with more room"
 
@@ -49,10 +49,10 @@ def test_a_job_remembers_only_what_a_layout_does_not_change(model):
     tried = list(layouts(shape, used.machine, 128, 8192))
     for layout in tried[:: len(tried) // 150]:
         for recompute in ("none", "selective", "full"):
-            chosen = layout.but(recompute=recompute, offload=layout.tp % 2 if recompute == "none" else 0)
+            chosen = layout.but(recompute=recompute, offloaded_layers=layout.tp % 2 if recompute == "none" else 0)
             new = replace(used)
-            assert step(used, chosen).seconds == step(new, chosen).seconds
-            assert memory(used, chosen).lines == memory(new, chosen).lines
+            assert predict_step(used, chosen).seconds == predict_step(new, chosen).seconds
+            assert predict_memory(used, chosen).lines == predict_memory(new, chosen).lines
 
 
 def test_what_fits_nowhere_is_told_with_the_least():
@@ -65,7 +65,7 @@ def test_what_fits_nowhere_is_told_with_the_least():
 def test_a_choice_may_depend_on_what_was_assumed():
     answer = search(job(LLAMA, 64, between=12.5e9, sequence=8192), 128)
     for best, same in sensitivity(answer).values():
-        assert best.seconds <= same.seconds * AS_QUICK or not same.fits
+        assert best.seconds <= same.seconds * AS_QUICK or not same.has_room
 
 
 def test_a_search_tries_stage_two_and_both_ways_to_share_a_sequence():
@@ -89,7 +89,7 @@ def test_a_search_tries_stage_two_and_both_ways_to_share_a_sequence():
 def test_the_quicker_way_to_share_a_sequence_is_chosen(gpus, tp, cp, quicker):
     """Attention hides a ring of 8 within a host; over hosts 15 messages one after the other are not hidden."""
     given = job(configurations.shape_of_config(models.find("llama2-7b")), gpus, sequence=32768)
-    ways = {way: step(given, Layout(tp=tp, cp=cp, sharding="zero1", context=way)).seconds for way in CONTEXTS}
+    ways = {way: predict_step(given, Layout(tp=tp, cp=cp, sharding="zero1", context=way)).seconds for way in CONTEXTS}
     assert min(ways, key=ways.get) == quicker
     assert max(ways.values()) > 1.01 * ways[quicker]
     best = search(given, 1, most=100).best

@@ -171,7 +171,10 @@ def test_products_of_a_script_are_the_planners_of_its_shape(tmp_path, sizes):
     shape = Shape(layers, hidden, heads, groups, middle, words)
     job, layout = Job(shape, machine, Program("any"), sequence), Layout(micro_batch=batch)
     part = "matrix multiplications"
-    planned = layers * micro_batch.layer(job, layout, False).seconds[part] + micro_batch.head(job, layout).seconds[part]
+    planned = (
+        layers * micro_batch.layer_seconds(job, layout, False).seconds[part]
+        + micro_batch.head_seconds(job, layout).seconds[part]
+    )
     own = 0.0
     for one in seen[0].work.list:
         if isinstance(one, Operation) and one.product == "16" and one.sizes:
@@ -203,7 +206,7 @@ def test_a_layer_of_full_size_takes_what_the_planner_says_of_its_shape(gpu, size
     compute_s = replayed.operation_s(machine, replayed.gpu_rates({"16", "attention16", ""}, False, machine)[0])
     own = replay_step({0: (noted.list, [])}, lambda _, one: compute_s(one), replayed.LAUNCH_S, lambda _: None)[0].step_s
     job = Job(Shape(*sizes[:6]), machine, Program("any"), sizes[7])
-    assert own == pytest.approx(micro_batch.layer(job, Layout(micro_batch=sizes[6]), False).total, rel=0.04)
+    assert own == pytest.approx(micro_batch.layer_seconds(job, Layout(micro_batch=sizes[6]), False).total, rel=0.04)
 
 
 def _in_bf16(module):

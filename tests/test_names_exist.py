@@ -23,6 +23,8 @@ GONE = {
     "pardemo.planner.Cluster",
     "pardemo.planner.Hardware",
     "pardemo.planner.timing",
+    "pardemo.planner.layouts.Machine",
+    "pardemo.planner.layouts.step.step",
 }
 
 

@@ -11,8 +11,10 @@ from conftest import gone, says
 from transformers import CONFIG_MAPPING
 
 from pardemo.cli import main
-from pardemo.planner import engines, hardware, measured_peak, models, table
+from pardemo.planner import hardware, models
+from pardemo.planner.dry_run import engines, measured_peak
 from pardemo.planner.estimate import FULLEST
+from pardemo.planner.fine_tune import plan_table
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts import configurations
 from pardemo.planner.layouts.machines import Machine
@@ -31,52 +33,52 @@ def request(gpus=4, room=None, config=None, **changes):
     gpu = hardware.gpu("A800-80GB")
     if room is not None:
         gpu = hardware.Gpu("toy", room, gpu.flops, gpu.memory_bytes_per_s, gpu.link_bytes_per_s, "made up")
-    return table.Request(job, Machine(gpu, gpus), **{"samples_per_step": 32, "steps": 10, "price": 2.0, **changes})
+    return plan_table.Request(job, Machine(gpu, gpus), **{"samples_per_step": 32, "steps": 10, "price": 2.0, **changes})
 
 
 @pytest.fixture(scope="module")
 def found():
-    return table.plan(request(engines=("zero-0", "zero-2", "zero-3", "fsdp2"), checkpointing=(True,)))
+    return plan_table.plan(request(engines=("zero-0", "zero-2", "zero-3", "fsdp2"), checkpointing=(True,)))
 
 
 def test_the_table_has_every_way(found):
-    assert {row.batch for row in found.rows} == {1, 2, 4, 8}
-    assert {(row.engine, row.offload) for row in found.rows} == {
+    assert {row.layout.micro_batch for row in found.rows} == {1, 2, 4, 8}
+    assert {(row.engine, row.layout.host_states) for row in found.rows} == {
         ("zero-0", "none"), ("zero-2", "none"), ("zero-2", "optimizer"), ("zero-3", "none"), ("zero-3", "optimizer"),
         ("zero-3", "optimizer+parameters"), ("fsdp2", "none"),
     }  # fmt: skip
     for row in found.rows:
-        assert row.batch * row.accumulation * 4 == 32
+        assert row.layout.batch == 32
         assert row.hours == pytest.approx(10 * row.seconds / 3600)  # 10 steps
         assert row.money == pytest.approx(row.hours * 4 * 2.0)
         assert row.step.tokens_per_s == pytest.approx(32 * 128 / 4 / row.seconds)
 
 
 def test_fsdp2_is_compared_but_not_recommended_beside_zero(found):
-    rows = {row.engine: row for row in found.rows if row.batch == 8 and row.offload == "none"}
+    rows = {row.engine: row for row in found.rows if row.layout.micro_batch == 8 and row.layout.host_states == "none"}
     assert found.best.engine != "fsdp2"
-    alone = table.Plan(found.request, [rows["fsdp2"]])
+    alone = plan_table.Plan(found.request, [rows["fsdp2"]])
     assert alone.best is rows["fsdp2"]
 
 
 def test_nothing_fits_names_the_smallest_cluster(monkeypatch):
-    monkeypatch.setattr(table, "MOST_EXPONENT", 2)
-    monkeypatch.setattr(table, "least_bytes", lambda request, gpus, *_: 1e9 / gpus)
+    monkeypatch.setattr(plan_table, "MOST_EXPONENT", 2)
+    monkeypatch.setattr(plan_table, "least_bytes", lambda request, gpus, *_: 1e9 / gpus)
     tight = request(gpus=1, room=0.3e9 / FULLEST, engines=("zero-0",), checkpointing=(True,), batches=(8,))
-    plan = table.plan(tight)
+    plan = plan_table.plan(tight)
     assert plan.best is None
-    assert table.explain_best(plan) == "nothing fits"
-    assert says(table.smallest_cluster(tight), "smallest", "4")
-    monkeypatch.setattr(table, "MOST_EXPONENT", 1)
-    assert says(table.smallest_cluster(tight), "even", "2")
+    assert plan_table.explain_best(plan) == "nothing fits"
+    assert says(plan_table.smallest_cluster(tight), "smallest", "4")
+    monkeypatch.setattr(plan_table, "MOST_EXPONENT", 1)
+    assert says(plan_table.smallest_cluster(tight), "even", "2")
 
 
 def test_gpus_that_are_enough_are_not_told_as_too_few(monkeypatch):
     """8 samples at once do not fit one GPU, and two would: what was asked for is in the way, not the cluster."""
-    monkeypatch.setattr(table, "least_bytes", lambda request, gpus, *_: 0.2e9)
+    monkeypatch.setattr(plan_table, "least_bytes", lambda request, gpus, *_: 0.2e9)
     tight = request(gpus=1, room=0.3e9 / FULLEST, engines=("zero-0",), checkpointing=(True,), batches=(8,))
-    assert table.plan(tight).best is None
-    told = table.smallest_cluster(tight)
+    assert plan_table.plan(tight).best is None
+    told = plan_table.smallest_cluster(tight)
     assert says(told, "GPUs", "1", "--batch")
     assert "smallest cluster" not in told
 
@@ -212,7 +214,7 @@ def test_of_a_model_that_sees_the_language_model_is_planned(tmp_path):
     config = models.find(small_config(tmp_path, "gemma3", text_config=TEXT))
     assert (config.model_type, config.num_attention_heads) == ("gemma3_text", 4)
     asked = request(config=config, tp=2, engines=("zero-0",), checkpointing=(True,), batches=(1,))
-    assert table.plan(asked).best.batch == 1
+    assert plan_table.plan(asked).best.layout.micro_batch == 1
 
 
 @pytest.mark.parametrize(

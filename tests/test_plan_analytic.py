@@ -15,17 +15,20 @@ from transformers import CONFIG_MAPPING
 
 from pardemo.cli import main
 from pardemo.finetune import lora
-from pardemo.planner import dry_run_comparison, engines, hardware, models, table
-from pardemo.planner.estimate import Estimate
+from pardemo.planner import hardware, models
+from pardemo.planner.dry_run import engines
+from pardemo.planner.estimate import Memory
+from pardemo.planner.fine_tune import dry_run_comparison, plan_table
 from pardemo.planner.job import RankJob
-from pardemo.planner.layouts import Machine, configurations
-from pardemo.planner.layouts.fine_tune_memory import OVERHEADS, kept_of_a_token
+from pardemo.planner.layouts import configurations
+from pardemo.planner.layouts.fine_tune_memory import ALLOCATOR_BYTES, INT4_LOGIT_BYTES, kept_of_a_token
 from pardemo.planner.layouts.fine_tune_step import sent_bytes
-from pardemo.planner.layouts.job import ENGINES, FUSED_NORMS, TRANSFORMERS, engine_of, fine_tune
-from pardemo.planner.layouts.memory import memory
+from pardemo.planner.layouts.job import ENGINES, FUSED_NORMS, TRANSFORMERS, engine_name, fine_tune
+from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.memory import predict_memory
 from pardemo.planner.layouts.published import finetune_runs
 from pardemo.planner.layouts.shape import Mamba, Shape
-from pardemo.planner.layouts.step import step
+from pardemo.planner.layouts.step import predict_step
 from pardemo.planner.layouts.tuning import Tuning, adapter_params, weight_bytes
 
 A100S = Machine(hardware.gpu("A100-80GB"), 8)
@@ -39,7 +42,7 @@ def both(*case, layers=None):
     assert adapter_params(planned.tuning, shape) == (run.trained_params if lora else 0)
     assert shape.params == pytest.approx(run.params - run.trained_params * lora, rel=0.001)
     sent = sum(nbytes for phase, nbytes in run.sent.items() if phase != "step"), run.sent.get("step", 0.0)
-    return memory(planned, layout).tensors, run.peak_bytes, sent_bytes(planned, layout), sent
+    return predict_memory(planned, layout).tensors, run.peak_bytes, sent_bytes(planned, layout), sent
 
 
 #: Every second one; ``pardemo bench plan`` has all sixty.
@@ -48,7 +51,7 @@ CASES = small_jobs()[::2]
 
 def test_a_dry_run_beside_a_plan_tells_both_and_which_is_which():
     planned, run = ({"parameters": nbytes, "allocator": 1e9} for nbytes in (3e9, 2e9))
-    both = dry_run_comparison.DryRunComparison(Estimate(planned, "backward"), Estimate(run, "step"), (5e9, 4e9))
+    both = dry_run_comparison.DryRunComparison(Memory(planned, "backward"), Memory(run, "step"), (5e9, 4e9))
     assert both.as_json() == {
         "tensors": 2e9, "planned_tensors": 3e9, "difference": 0.5, "peak_bytes": 3e9, "phase": "step", "lines": run,
         "sent_bytes_per_step": 4e9,
@@ -103,7 +106,8 @@ def test_published_peaks():
 
 def test_constants_are_the_fits_to_every_second_run():
     fitted, _ = finetune_runs.halves(RUNS)
-    assert finetune_fit.of_memory(fitted) == OVERHEADS
+    constants = {"ALLOCATOR_BYTES": ALLOCATOR_BYTES, "INT4_LOGIT_BYTES": INT4_LOGIT_BYTES}
+    assert finetune_fit.of_memory(fitted) == constants
     assert finetune_fit.of_time(fitted) == FUSED_NORMS
     assert finetune_fit.of_plain(FUSED_NORMS).but(name=TRANSFORMERS.name) == TRANSFORMERS
 
@@ -127,7 +131,7 @@ def test_reports_of_memory():
     assert len(oom) >= 60
     assert sum(map(finetune_fit.fits, ran)) >= 0.95 * len(ran), "a run that ran fits"
     assert sum(not finetune_fit.fits(run) for run in oom) >= 0.45 * len(oom)
-    shares = [(run, memory(run.job, run.layout).peak_bytes / finetune_fit.room(run)) for run in reports]
+    shares = [(run, predict_memory(run.job, run.layout).peak_bytes / finetune_fit.room(run)) for run in reports]
     near = [run for run, share in shares if finetune_runs.TIGHT < share <= 1]
     assert sum(run.outcome == "oom" for run in near) > len(near) / 2, "what fits barely often does not"
 
@@ -176,25 +180,27 @@ def asked(**changes):
     config = models.find("llama3.1-8b")
     job = RankJob(config, sequence=2048, tuning=Tuning(8, ("q_proj", "v_proj")))
     machine = Machine(hardware.gpu(changes.pop("gpu", "A100-80GB")), changes.pop("gpus", 8))
-    return table.Request(job.but(**changes.pop("job", {})), machine, **{"samples_per_step": 64, "steps": 10, **changes})
+    return plan_table.Request(
+        job.but(**changes.pop("job", {})), machine, **{"samples_per_step": 64, "steps": 10, **changes}
+    )
 
 
 def test_the_plan_backwards_ends_where_the_room_does():
     request = asked()
-    best = table.plan(request).best
+    best = plan_table.plan(request).best
     job, layout, room = best.job, best.layout, request.machine.most_bytes
 
     def held(tokens=job.sequence, batch=layout.micro_batch):
-        return memory(replace(job, sequence=tokens), layout.but(micro_batch=batch)).peak_bytes
+        return predict_memory(replace(job, sequence=tokens), layout.but(micro_batch=batch)).peak_bytes
 
-    longest = table.longest_sequence(request, best)
+    longest = plan_table.longest_sequence(request, best)
     assert held(longest) <= room < held(longest + 64)
-    most = table.largest_batch(request, best)
+    most = plan_table.largest_batch(request, best)
     assert held(batch=most) <= room < held(batch=most + 1)
-    fewest = table.fewest_gpus(asked(job={"tuning": Tuning()}))
+    fewest = plan_table.fewest_gpus(asked(job={"tuning": Tuning()}))
     assert fewest > 1
-    assert table.least_bytes(asked(job={"tuning": Tuning()}), fewest) <= room
-    assert table.least_bytes(asked(job={"tuning": Tuning()}), fewest // 2) > room
+    assert plan_table.least_bytes(asked(job={"tuning": Tuning()}), fewest) <= room
+    assert plan_table.least_bytes(asked(job={"tuning": Tuning()}), fewest // 2) > room
 
 
 def test_more_that_is_kept_takes_more_and_less_takes_less():
@@ -202,14 +208,14 @@ def test_more_that_is_kept_takes_more_and_less_takes_less():
     lora = Tuning(8, ("q_proj", "v_proj"))
 
     def held(tuning=lora, engine="zero-2", batch=2, **changes):
-        return memory(*fine_tune(shape, A100S, tuning, engine, 8, batch, 2048, **changes)).peak_bytes
+        return predict_memory(*fine_tune(shape, A100S, tuning, engine, 8, batch, 2048, **changes)).peak_bytes
 
     assert held(checkpointing=False) > held()
     assert held(batch=4) > held()
     assert held(replace(lora, fused_loss=True)) < held()
     assert held(engine="zero-3") < held()
     full = held(Tuning(), "zero-1")
-    assert held(Tuning(), "zero-1", offload="optimizer") < full
+    assert held(Tuning(), "zero-1", host_states="optimizer") < full
     assert held(Tuning(), "zero-1", tp=2) < full
     assert held(Tuning(optimizer="adamw-8bit"), "zero-1") < full
 
@@ -218,24 +224,24 @@ def test_an_engines_name_is_a_program_and_what_its_ranks_share():
     shape = configurations.shape_of_config(models.find("llama3.1-8b"))
     for name in ENGINES:
         job, layout = fine_tune(shape, A100S, engine=name, ranks=8)
-        assert engine_of(job, layout) == name
-        assert step(job, layout).tokens_per_s == 8 * 1024 / step(job, layout).seconds / 8
+        assert engine_name(job, layout) == name
+        assert predict_step(job, layout).tokens_per_s == 8 * 1024 / predict_step(job, layout).seconds / 8
     with pytest.raises(ValueError, match=r"zero-0.*'zero-4'"):
         fine_tune(shape, A100S, engine="zero-4")
     with pytest.raises(ValueError, match=r"on_host.*optimizer.parameters.*'disk'"):
-        fine_tune(shape, A100S, engine="zero-2", offload="disk")
+        fine_tune(shape, A100S, engine="zero-2", host_states="disk")
     job, layout = fine_tune(shape, A100S, engine="zero-2", ranks=8)
     for changes, told in (
         ({"cp": 2}, "fine-tunes by deepspeed are not planned with cp"),
         ({"recompute": "selective"}, "fine-tunes by deepspeed are not planned with selective recomputation"),
         ({"pp": 2, "chunks": 2}, "fine-tunes by deepspeed are not planned with chunks"),
     ):
-        for asked_of in (step, memory):
+        for asked_of in (predict_step, predict_memory):
             with pytest.raises(ValueError, match=told):
                 asked_of(job, layout.but(**changes))
     with pytest.raises(ValueError, match="zero2"):
-        step(*(fine_tune(shape, A100S)[0], layout))
-    assert "optimizer on the host" in str(fine_tune(shape, A100S, engine="zero-2", offload="optimizer")[1])
+        predict_step(*(fine_tune(shape, A100S)[0], layout))
+    assert "optimizer on the host" in str(fine_tune(shape, A100S, engine="zero-2", host_states="optimizer")[1])
 
 
 PLAIN = ["llama3.1-8b", "llama3.2-1b", "mistral-7b", "qwen2.5-7b", "qwen3-8b", "mixtral-8x7b", "qwen3-30b-a3b", "phi-4"]
@@ -363,7 +369,7 @@ def test_a_report_of_out_of_memory_is_said_not_to_fit(issue):
     """70B by Q-LoRA on 4 A10G under DDP, and by LoRA on 16 A100 with 32,768 tokens, LLaMA-Factory's issues."""
     (run,) = [run for run in RUNS if run.source.endswith(f"LLaMA-Factory/issues/{issue}")]
     assert run.outcome == "oom"
-    assert memory(run.job, run.layout).peak_bytes > finetune_fit.room(run)
+    assert predict_memory(run.job, run.layout).peak_bytes > finetune_fit.room(run)
 
 
 def test_what_the_hosts_memory_would_hold_is_named(capsys):
@@ -373,7 +379,7 @@ def test_what_the_hosts_memory_would_hold_is_named(capsys):
     assert "in the hosts' memory: then 2 × A10G hold it, ZeRO 3 (offload of both) in " in told
     assert "or FSDP2 (CPUOffloadPolicy; its time is not planned) in " in told
     shape, tuning = configurations.shape_of_config(models.find("llama3.1-70b")), Tuning(8, ("q_proj", "v_proj"))
-    for engine in table.ON_THE_HOST:
-        held = memory(*fine_tune(shape, A100S, tuning, engine, 2, offload="optimizer+parameters")).lines
+    for engine in plan_table.ON_THE_HOST:
+        held = predict_memory(*fine_tune(shape, A100S, tuning, engine, 2, host_states="optimizer+parameters")).lines
         assert not held.keys() & {"parameters", "frozen parameters", "gradients", "optimizer states"}
         assert held["gathered parameters"]

@@ -4,13 +4,17 @@ import pytest
 from dry_rows import dry_rows
 from transformers import Gemma2Config, GPT2Config, LlamaConfig, MixtralConfig
 
-from pardemo.planner import allocator, footprint, hardware, memory_curve, table
+from pardemo.planner import hardware
+from pardemo.planner.dry_run import allocator, footprint, memory_curve
+from pardemo.planner.fine_tune import plan_table
 from pardemo.planner.job import RankJob
+from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.tuning import Tuning
 
 V, H, MIDDLE, LAYERS, HEADS = 32_000, 2048, 5632, 2, 16
 B, S = 8, 1024
+AT_B = Layout(micro_batch=B)
 BLOCK = 4 * H * H + 3 * H * MIDDLE + 2 * H  # q, k, v, o; gate, up, down; two norms
 PSI = 2 * V * H + LAYERS * BLOCK + H
 #: Cross-entropy in fp32: log-softmax, its gradient, and the gradient that has just been made of it.
@@ -33,7 +37,7 @@ def job(engine="zero-1", ranks=4, **changes):
 
 def at_b(engine, ranks=4):
     """The curve at the micro-batch of :func:`job` alone, from one dry run in place of two."""
-    return memory_curve.Curve.at_one(job(engine, ranks))
+    return memory_curve.Curve(job(engine, ranks), scales=False)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +46,7 @@ def plain():
 
 
 def test_a_plain_step_line_by_line(plain):
-    lines = plain.estimate(B).lines
+    lines = plain.estimate(AT_B).lines
     assert lines["parameters"] == pytest.approx(2 * PSI, rel=0.001)
     assert lines["optimizer states"] == pytest.approx(2 * 2 * PSI, rel=0.001)  # torch's AdamW keeps bf16's type
     assert lines["logits"] == LOGITS
@@ -61,21 +65,21 @@ def test_gradients_at_the_end_of_a_backward_pass_without_many_logits():
 def test_gradients_of_earlier_micro_batches_stay():
     asked = request(gpus=4, samples_per_step=16 * B, batches=(B,))
     (one,) = dry_rows(asked)
-    assert one.accumulation == 4
+    assert one.layout.accumulation == 4
     lines = one.memory.lines
     assert lines["logits"] == LOGITS
     assert lines["gradients"] == pytest.approx(2 * PSI, rel=0.001)
     assert lines["optimizer states"] == pytest.approx(12 * PSI / 4, rel=0.001)
     alone = dry_rows(request(gpus=4, samples_per_step=4 * B, batches=(B,)))[0]
-    assert (alone.accumulation, alone.memory.lines["gradients"]) == (1, 0)
+    assert (alone.layout.accumulation, alone.memory.lines["gradients"]) == (1, 0)
 
 
 def request(gpus, room=None, **changes):
     gpu = hardware.gpu("A800-80GB")
     if room is not None:
         gpu = hardware.Gpu("toy", room, gpu.flops, gpu.memory_bytes_per_s, gpu.link_bytes_per_s, "made up")
-    whole = {"checkpointing": (True,), "offloads": ("none",), "engines": ("zero-1",), "steps": 1}
-    return table.Request(job("zero-0", 1), Machine(gpu, gpus), **whole | changes)
+    whole = {"checkpointing": (True,), "host_states": ("none",), "engines": ("zero-1",), "steps": 1}
+    return plan_table.Request(job("zero-0", 1), Machine(gpu, gpus), **whole | changes)
 
 
 def test_states_are_cut_by_data_parallel_ranks_not_by_all_gpus():
@@ -87,16 +91,17 @@ def test_states_are_cut_by_data_parallel_ranks_not_by_all_gpus():
 
 @pytest.mark.parametrize("tp", [2, 4])
 def test_tensor_parallel_ranks_have_their_part_of_the_vocabulary(plain, tp):
-    lines = plain.estimate(B, tp=tp).lines
+    lines = plain.estimate(AT_B.but(tp=tp)).lines
     assert lines["logits"] == LOGITS / tp
-    assert lines["parameters"] == plain.estimate(B).lines["parameters"] / tp
+    assert lines["parameters"] == plain.estimate(AT_B).lines["parameters"] / tp
     # checkpoints are the residual stream, whole on each rank
-    assert CHECKPOINTS <= lines["activations"] <= plain.estimate(B).lines["activations"]
+    assert CHECKPOINTS <= lines["activations"] <= plain.estimate(AT_B).lines["activations"]
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
 def test_a_pipeline_stage_holds_the_activations_of_micro_batches_in_flight(plain, in_flight):
-    whole, stage = plain.estimate(B).lines, plain.estimate(B, pp=2, in_flight=in_flight).lines
+    step = AT_B.but(accumulation=in_flight)
+    whole, stage = plain.estimate(step).lines, plain.estimate(step.but(pp=2)).lines
     assert stage["activations"] == whole["activations"] * in_flight / 2
     assert stage["activations"] >= in_flight * CHECKPOINTS / 2
     assert stage["parameters"] == pytest.approx(2 * PSI / 2, rel=0.001)
@@ -106,7 +111,7 @@ def test_the_plan_counts_micro_batches_in_flight():
     def activations(samples):
         asked = request(gpus=8, pp=2, samples_per_step=samples, batches=(B,))
         (one,) = dry_rows(asked)
-        return one.accumulation, one.memory.lines["activations"]
+        return one.layout.accumulation, one.memory.lines["activations"]
 
     (alone, few), (more, many) = activations(4 * B), activations(16 * B)
     assert (alone, more) == (1, 4)
@@ -116,23 +121,23 @@ def test_the_plan_counts_micro_batches_in_flight():
 
 def test_an_engines_buckets_are_cut_with_the_layers():
     found = at_b("fsdp2")
-    whole, half = found.estimate(B).lines, found.estimate(B, tp=2).lines
+    whole, half = found.estimate(AT_B).lines, found.estimate(AT_B.but(tp=2)).lines
     assert whole["buckets"] > 2 * BLOCK / 4
     assert half["buckets"] == whole["buckets"] / 2
     assert half["gathered parameters"] == whole["gathered parameters"] / 2
     deepspeeds = at_b("zero-3")  # its bucket of 5e8 elements has one size
-    assert deepspeeds.estimate(B, tp=2).lines["buckets"] >= 2 * 500_000_000
+    assert deepspeeds.estimate(AT_B.but(tp=2)).lines["buckets"] >= 2 * 500_000_000
 
 
 @pytest.mark.parametrize("engine", ["zero-3", "fsdp2"])
 def test_a_sharded_step_is_not_measured_by_how_the_model_was_built(engine):
-    found = at_b(engine).estimate(B)
+    found = at_b(engine).estimate(AT_B)
     tensors = sum(found.lines[name] for name in memory_curve.LINES)
     built = (2 if engine == "zero-3" else 4) * PSI
     assert built <= found.building_bytes - memory_curve.CONTEXT_BYTES <= 1.5 * built + 1.1e9  # and what is cut already
     # blocks of layers of 100 MB that come and go in tens of different sizes
     assert 0 < found.lines["allocator"] <= 0.35 * tensors
-    assert memory_curve.Curve(job("zero-1", 4)).estimate(B).building_bytes is None
+    assert memory_curve.Curve(job("zero-1", 4)).estimate(AT_B).building_bytes is None
 
 
 @pytest.mark.nightly
@@ -141,7 +146,7 @@ def test_what_building_left_free_is_not_reserved_in_the_step():
     layers = 16
     deep = llama(num_hidden_layers=layers)
     small = job("fsdp2", 8, config=deep, batch=1, sequence=64, tuning=Tuning(8, ("q_proj", "v_proj")))
-    found = memory_curve.Curve.at_one(small).estimate(1)
+    found = memory_curve.Curve(small, scales=False).estimate(Layout())
     whole = 2 * (2 * V * H + layers * BLOCK + H)
     assert found.building_bytes - memory_curve.CONTEXT_BYTES >= whole
     kept = whole / 8 + 2 * (2 * 2 * V * H) + 2 * 2 * BLOCK  # embedding and head are gathered and copied; two layers
@@ -182,12 +187,12 @@ def test_a_plan_knows_how_much_room_the_allocator_has(monkeypatch):
 
 
 def test_an_estimate_is_tensors_the_allocators_rest_cudas_and_nccls(plain):
-    found = plain.estimate(B)
+    found = plain.estimate(AT_B)
     tensors = sum(found.lines[name] for name in memory_curve.LINES)
     assert found.peak_bytes == tensors + found.lines["allocator"] + memory_curve.CONTEXT_BYTES
     assert (tensors + found.lines["allocator"]) % (2 * MIB) == 0  # whole segments
     assert found.lines["allocator"] > 0
-    shared = memory_curve.Curve(job("zero-1", 4)).estimate(B).lines
+    shared = memory_curve.Curve(job("zero-1", 4)).estimate(AT_B).lines
     assert shared["NCCL"] == memory_curve.NCCL_BYTES
 
 
@@ -195,8 +200,8 @@ def test_the_allocator_is_replayed_at_the_micro_batch_that_is_asked():
     """A rest in proportion to another batch's would be off: large tensors' rounding does not grow with them."""
     curve = memory_curve.Curve(job("plain", 1))
     for batch in (2, 8):
-        exact = memory_curve.Curve.at_one(job("plain", 1, batch=batch))
-        assert curve.estimate(batch).lines["allocator"] == exact.estimate(batch).lines["allocator"]
+        exact, layout = memory_curve.Curve(job("plain", 1, batch=batch), scales=False), Layout(micro_batch=batch)
+        assert curve.estimate(layout).lines["allocator"] == exact.estimate(layout).lines["allocator"]
 
 
 def test_part_of_the_memory_stays_free():
@@ -206,8 +211,8 @@ def test_part_of_the_memory_stays_free():
     assert machine.usable_bytes == 0.92 * gpu.memory_bytes
     assert machine.most_bytes == 0.98 * gpu.memory_bytes
     curve = memory_curve.Curve(job("zero-1", 4))
-    room = sum(curve.estimate(B).lines[name] for name in memory_curve.LINES)
-    while (least := curve.estimate(B, room=room).peak_bytes) > room:
+    room = sum(curve.estimate(AT_B).lines[name] for name in memory_curve.LINES)
+    while (least := curve.estimate(AT_B, room).peak_bytes) > room:
         room += 50e6
     assert not dry_rows(request(gpus=4, room=least, samples_per_step=4 * B, batches=(B,)))[0].fits
     assert dry_rows(request(gpus=4, room=1.05 * room, samples_per_step=4 * B, batches=(B,)))[0].fits
@@ -218,7 +223,7 @@ def test_more_ranks_than_a_dry_run_has(engine, of_parameters, of_states):
     ranks = 100_000
     found = at_b(engine, ranks)
     assert found.low.job.ranks == footprint.DATA_PARALLEL_MOST
-    lines = found.estimate(B).lines
+    lines = found.estimate(AT_B).lines
     assert lines["optimizer states"] == pytest.approx(of_states * PSI / ranks, rel=0.01)
     parameters = 2 * PSI if of_parameters is None else of_parameters * PSI / ranks
     assert lines["parameters"] == pytest.approx(parameters, rel=0.01)
@@ -226,15 +231,13 @@ def test_more_ranks_than_a_dry_run_has(engine, of_parameters, of_states):
 
 def test_offload_takes_shards_of_gradients_along():
     curve = at_b("zero-3")
-    kept, left = curve.estimate(B).lines, curve.estimate(B, offload="optimizer").lines
+    kept, left = curve.estimate(AT_B).lines, curve.estimate(AT_B.but(host_states="optimizer")).lines
     # DeepSpeed's stage 3 has one flat buffer of its shards' gradients, wherever the states are
     assert kept["gradients"] == pytest.approx(2 * PSI / 4, rel=0.05)
     assert left["gradients"] == left["optimizer states"] == 0
-    bare = curve.estimate(B, offload="optimizer+parameters").lines
+    bare = curve.estimate(AT_B.but(host_states="optimizer+parameters")).lines
     assert left["parameters"] == pytest.approx(2 * PSI / 4, rel=0.05)
     assert bare["parameters"] == 0
-    with pytest.raises(ValueError, match=r"offload.*must"):
-        curve.estimate(B, offload="disk")
 
 
 def test_attention_with_dropout_keeps_no_scores_on_a_gpu():

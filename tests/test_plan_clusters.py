@@ -3,7 +3,9 @@
 import pytest
 from test_plan import two_layers
 
-from pardemo.planner import hardware, measured_peak, table
+from pardemo.planner import hardware
+from pardemo.planner.dry_run import measured_peak
+from pardemo.planner.fine_tune import plan_table
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts.machines import Machine
 
@@ -16,10 +18,10 @@ def planned(hosts):
     """Full fine-tuning under stage 2 on four A800s, one micro-batch a step, ten steps."""
     job = RankJob(two_layers(), sequence=128, zero=measured_peak.BUCKETS)
     machine = Machine(hardware.gpu("A800-80GB"), 4, 4 // hosts, SLOW)
-    asked = table.Request(
-        job, machine, 8, 10, engines=("zero-2",), checkpointing=(True,), offloads=("none",), batches=(2,), price=3.0
+    asked = plan_table.Request(
+        job, machine, 8, 10, engines=("zero-2",), checkpointing=(True,), host_states=("none",), batches=(2,), price=3.0
     )
-    (one,) = table.plan(asked).rows
+    (one,) = plan_table.plan(asked).rows
     return one
 
 

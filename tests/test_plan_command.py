@@ -9,7 +9,8 @@ from test_plan_reasons import plan, row
 
 from pardemo.cli import main
 from pardemo.finetune import recipe
-from pardemo.planner import command, table
+from pardemo.planner import command
+from pardemo.planner.fine_tune import plan_table
 from pardemo.planner.layouts import explanations
 from pardemo.planner.layouts.tuning import Tuning
 
@@ -18,7 +19,7 @@ from pardemo.planner.layouts.tuning import Tuning
 def asked(monkeypatch):
     """The requests that come out of the command line."""
     found = []
-    monkeypatch.setattr(table, "plan", lambda request: found.append(request) or plan(row()))
+    monkeypatch.setattr(plan_table, "plan", lambda request: found.append(request) or plan(row()))
     return found
 
 
@@ -61,8 +62,10 @@ def test_the_command_line_is_what_is_planned(asked, written):
 
 
 def test_where_nothing_fits_the_least_is_told_and_the_exit_is_2(asked, monkeypatch, capsys):
-    monkeypatch.setattr(table, "plan", lambda request: plan(row(gigabytes=95), row(gigabytes=91.5), row(gigabytes=120)))
-    monkeypatch.setattr(table, "smallest_cluster", lambda request: "ask for more")
+    monkeypatch.setattr(
+        plan_table, "plan", lambda request: plan(row(gigabytes=95), row(gigabytes=91.5), row(gigabytes=120))
+    )
+    monkeypatch.setattr(plan_table, "smallest_cluster", lambda request: "ask for more")
     assert main(["plan"]) == 2
     told = capsys.readouterr().err.splitlines()[-1]
     room = 79.33 * 1.073741824 * 0.98  # GiB of an A800 in GB, less what nobody has filled

@@ -15,7 +15,9 @@ from pardemo import project
 from pardemo.cli import main
 from pardemo.finetune import recipe
 from pardemo.peers.deepspeed import deepspeed_settings
-from pardemo.planner import files, hardware, measured_peak, table
+from pardemo.planner import hardware
+from pardemo.planner.dry_run import measured_peak
+from pardemo.planner.fine_tune import files, plan_table
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.tuning import Tuning
@@ -29,7 +31,7 @@ def request(gpu="A800-80GB", gpus=4, hosts=1, job=None, **changes):
     job = {"batch": 4, "sequence": 128, "tuning": tuning} | (job or {})
     machine = Machine(hardware.gpu(gpu), gpus, gpus // hosts)
     settings = {"samples_per_step": 128, "steps": 10, **changes}
-    return table.Request(RankJob(measured_peak.example_config("baichuan2"), **job), machine, **settings)
+    return plan_table.Request(RankJob(measured_peak.example_config("baichuan2"), **job), machine, **settings)
 
 
 def test_the_recipe_is_the_planned_job():
@@ -62,7 +64,8 @@ def test_deepspeed_reads_the_offload_that_was_planned(engine, offload):
 def test_the_written_configuration_does_what_was_planned(told):
     asked = request(job={"zero": told})
     for stage in (0, 1, 2, 3):
-        settings = files.deepspeed_configuration(asked, row(f"zero-{stage}"), BASE)["zero_optimization"]
+        planned = row(f"zero-{stage}", overlaps=told.get("overlap_comm"))
+        settings = files.deepspeed_configuration(asked, planned, BASE)["zero_optimization"]
         assert settings["overlap_comm"] == (stage == 3 if "overlap_comm" not in told else stage > 0)
         assert settings["use_multi_rank_bucket_allreduce"] == told.get("use_multi_rank_bucket_allreduce", True)
 
@@ -121,7 +124,7 @@ def test_what_finetune_does_not_run_is_for_the_trainer(changes, engine, written,
     [(["--tp", "2"], "Megatron-LM would run --tp 2"), (["--model", "FILE"], "needs the model's folder, not a file")],
 )
 def test_the_command_refuses_before_any_dry_run(arguments, told, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("pardemo.planner.memory_curve.run", lambda job: pytest.fail("a dry run"))
+    monkeypatch.setattr("pardemo.planner.dry_run.memory_curve.run", lambda job: pytest.fail("a dry run"))
     measured_peak.example_config("baichuan2").save_pretrained(tmp_path)
     arguments = [str(tmp_path / "config.json") if word == "FILE" else word for word in arguments]
     assert main(["plan", *arguments, "--write", str(tmp_path / "out")]) == 2

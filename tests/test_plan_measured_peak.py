@@ -8,8 +8,8 @@ from conftest import few
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, MixtralConfig
 
 from pardemo import World
-from pardemo.planner import measured_peak
-from pardemo.planner.dryrun import dry_run
+from pardemo.planner.dry_run import measured_peak
+from pardemo.planner.dry_run.runner import dry_run
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts.tuning import FULL, Tuning
 
@@ -29,7 +29,9 @@ B, S = 4, 128
 
 @pytest.fixture(scope="module")
 def world():
-    with World(2, preload=["pardemo.peers.deepspeed.engine", "pardemo.planner.measured_peak"], timeout_s=240) as ranks:
+    with World(
+        2, preload=["pardemo.peers.deepspeed.engine", "pardemo.planner.dry_run.measured_peak"], timeout_s=240
+    ) as ranks:
         yield ranks
 
 
@@ -75,7 +77,7 @@ def _measured(name, engine, lora, checkpointing, micro_batches, zero):
                 step()
         close()
 
-    return measured_peak.peak(run)
+    return measured_peak.measure_peak_bytes(run)
 
 
 def _model(name, engine, lora, checkpointing):

@@ -9,10 +9,11 @@ from conftest import few
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from pardemo import World, compat
-from pardemo.planner import engines, fake, measured_peak, memory_curve
-from pardemo.planner.dryrun import dry_run
-from pardemo.planner.footprint import LINES
+from pardemo.planner.dry_run import engines, fake, measured_peak, memory_curve
+from pardemo.planner.dry_run.footprint import LINES
+from pardemo.planner.dry_run.runner import dry_run
 from pardemo.planner.job import RankJob
+from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.tuning import Tuning
 
 WITHIN = 0.03  # the planner's promise
@@ -26,7 +27,7 @@ def world_of():
     def get(n):
         if n not in worlds:
             worlds[n] = World(
-                n, preload=["pardemo.peers.deepspeed.engine", "pardemo.planner.measured_peak"], timeout_s=120
+                n, preload=["pardemo.peers.deepspeed.engine", "pardemo.planner.dry_run.measured_peak"], timeout_s=120
             )
         return worlds[n]
 
@@ -145,7 +146,7 @@ def test_flops_are_torchs_own_count():
 @pytest.mark.parametrize("batch", [3, 8])
 def test_two_dry_runs_give_any_micro_batch(batch):
     job = measured_peak.example_job("qwen2", "zero-2", 2, True, True)
-    guessed = memory_curve.Curve(job).estimate(batch)
+    guessed = memory_curve.Curve(job).estimate(Layout(micro_batch=batch))
     real = dry_run(job.but(batch=batch))
     assert sum(guessed.lines[name] for name in LINES) == pytest.approx(real.peak_bytes, rel=0.002)
 
@@ -168,8 +169,8 @@ def test_an_update_on_the_host_takes_nothing_of_the_gpu(stage):
         ranks=2,
         zero=measured_peak.BUCKETS,
     )
-    curve = memory_curve.Curve.at_one(job)
-    on_gpu, on_host = (curve.estimate(1, offload=how) for how in ("none", "optimizer"))
+    curve = memory_curve.Curve(job, scales=False)
+    on_gpu, on_host = (curve.estimate(Layout(host_states=states)) for states in ("none", "optimizer"))
     assert (on_gpu.phase, on_host.phase) == ("step", "backward")
     whole = 2 * curve.low.params  # in bf16
     parameters, gradients = whole / (2 if stage == 3 else 1), whole
@@ -178,11 +179,11 @@ def test_an_update_on_the_host_takes_nothing_of_the_gpu(stage):
 
 
 def test_nccl_has_buffers_for_each_group_of_several_ranks():
-    curve = memory_curve.Curve.at_one(measured_peak.example_job("llama", "zero-1", 2, True, True))
+    curve = memory_curve.Curve(measured_peak.example_job("llama", "zero-1", 2, True, True), scales=False)
     for tp, pp, groups in ((1, 1, 1), (2, 1, 2), (1, 2, 2), (2, 2, 3)):
-        assert curve.estimate(2, tp=tp, pp=pp).lines["NCCL"] == groups * 0.69e9  # NVIDIA/nccl#964
-    alone = memory_curve.Curve.at_one(measured_peak.example_job("llama", "plain", 1, True, True))
-    assert "NCCL" not in alone.estimate(2).lines
+        assert curve.estimate(Layout(tp=tp, pp=pp, micro_batch=2)).lines["NCCL"] == groups * 0.69e9  # NVIDIA/nccl#964
+    alone = memory_curve.Curve(measured_peak.example_job("llama", "plain", 1, True, True), scales=False)
+    assert "NCCL" not in alone.estimate(Layout(micro_batch=2)).lines
 
 
 @pytest.mark.parametrize("frozen", [False, True])

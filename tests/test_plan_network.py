@@ -8,14 +8,14 @@ from conftest import few
 from pardemo.cluster import Cluster, tiers
 from pardemo.pipeline_parallel import one_f_one_b
 from pardemo.pipeline_parallel.instructions import Forward
-from pardemo.planner import network, validate
+from pardemo.planner import emulated_steps, validate
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.per_rank import owned_layer
-from pardemo.planner.layouts.step import step, waited_messages
+from pardemo.planner.layouts.step import predict_step, waited_messages
 
-CASES = {case.label: case for case in network.CASES}
-ACTIVATION = 2 * network.SEQUENCE * network.SHAPE.hidden  # bytes
-WEIGHTS = 2 * owned_layer(network.SHAPE, Layout()).whole  # of a layer
+CASES = {case.label: case for case in emulated_steps.CASES}
+ACTIVATION = 2 * emulated_steps.SEQUENCE * emulated_steps.SHAPE.hidden  # bytes
+WEIGHTS = 2 * owned_layer(emulated_steps.SHAPE, Layout()).whole  # of a layer
 
 
 def on(case, between, **more):
@@ -23,30 +23,30 @@ def on(case, between, **more):
 
 
 def computed(case):
-    return network.SHAPE.layers * 3 * case.forward_s
+    return emulated_steps.SHAPE.layers * 3 * case.forward_s
 
 
 @pytest.mark.skipif(tiers.best_tier().name == "none", reason="nothing limits links here")
 @pytest.mark.parametrize("name", few(["TP 2, 10 ms away", "DP 2, 8 buckets", "PP 2 × DP 2 inside"]))
 def test_a_measured_step_is_near(name):
     case = CASES[name]
-    ((_, predicted, known),) = network.compare_steps([case])
+    ((_, predicted, known),) = emulated_steps.compare_steps([case])
     assert 0.7 < predicted / known < 1.5, "other work on this machine may have held it up"
 
 
 def test_the_cases_are_twelve_layouts_with_every_kind_of_parallelism():
     assert len(CASES) == 12
-    layouts = [case.layout for case in network.CASES]
+    layouts = [case.layout for case in emulated_steps.CASES]
     assert {layout.sharding for layout in layouts} == {"none", "zero1", "zero3"}
     for axis in ("tp", "dp", "pp"):
         assert {getattr(layout, axis) for layout in layouts} == {1, 2, 4}
-    assert all(case.layout.gpus == case.cluster.size for case in network.CASES)
-    assert sum(case.predicted_s for case in network.CASES) * (network.STEPS + 1) < 40
+    assert all(case.layout.gpus == case.cluster.size for case in emulated_steps.CASES)
+    assert sum(case.predicted_s for case in emulated_steps.CASES) * (emulated_steps.STEPS + 1) < 40
 
 
 def test_only_waits_and_links_take_time():
-    for case in network.CASES:
-        parts = step(case.job, case.layout).parts
+    for case in emulated_steps.CASES:
+        parts = predict_step(case.job, case.layout).parts
         real = {name for name, seconds in parts.items() if seconds > 1e-6}
         assert real <= {
             "layers as measured", "tensor-parallel traffic", "pipeline messages", "pipeline bubble",
@@ -113,7 +113,7 @@ def followed(ranks, micro_batches, forward, backward, message):
 
 
 def test_the_table_has_a_row_for_each(monkeypatch):
-    monkeypatch.setattr(network, "measure_step", lambda case: 1.05 * case.predicted_s)
+    monkeypatch.setattr(emulated_steps, "measure_step", lambda case: 1.05 * case.predicted_s)
     rows = validate.emulated()
     if tiers.best_tier().name == "none":
         assert rows == []
@@ -130,4 +130,4 @@ def test_nothing_is_said_where_links_have_no_limit(monkeypatch):
 
 def test_a_case_needs_links_with_a_rate():
     with pytest.raises(ValueError, match="bandwidth"):
-        network.Case("no rate", Cluster(hosts=2), Layout(tp=2))
+        emulated_steps.Case("no rate", Cluster(hosts=2), Layout(tp=2))

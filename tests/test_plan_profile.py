@@ -11,9 +11,11 @@ from test_plan_reasons import plan, row
 
 from pardemo import Cluster, cli, project
 from pardemo.cluster import tiers
-from pardemo.planner import hardware, measured, profile, table
-from pardemo.planner.layouts import machines
+from pardemo.planner import command, hardware, measure_profile, profile
+from pardemo.planner.fine_tune import answer, plan_table
 from pardemo.planner.layouts.job import Job
+from pardemo.planner.layouts.layout_command import job_of
+from pardemo.planner.layouts.machines import Link, Machine
 from pardemo.planner.layouts.micro_batch import matmul_seconds
 from pardemo.planner.layouts.programs import MEGATRON
 from pardemo.planner.layouts.published import loaders, runs
@@ -34,8 +36,7 @@ def saved(folder, drop=(), **changes):
 
 
 def test_what_was_measured_is_what_is_planned_with(tmp_path):
-    found = profile.find_profile(str(saved(tmp_path)), 16)
-    here = machines.machine(found, 16, 8)
+    here = profile.find_profile(str(saved(tmp_path)), 16).machine(16, 2)
     assert here.matrix_flops == pytest.approx(700e12 * 0.9)
     assert here.memory_bytes_per_s == pytest.approx(2850e9)
     assert here.gpu.memory_bytes == pytest.approx(79.1 * 2**30)
@@ -46,10 +47,12 @@ def test_what_was_measured_is_what_is_planned_with(tmp_path):
 
 def test_a_link_that_was_not_measured_is_its_datasheets(tmp_path):
     found = profile.load_profile(saved(tmp_path, drop=("between",)))
-    assert machines.machine(found, 16, 8, 100e9).rate(16) == pytest.approx(80e9)
-    assert found.link(None, 8) == hardware.link("ethernet-100g")
+    assert found.machine(16, 2, "800").rate(16) == pytest.approx(80e9)
+    usual = found.machine(16, 2)
+    assert usual.link_bytes_per_s == hardware.link("ethernet-100g")
+    assert usual.rate(16) == pytest.approx(0.8 * hardware.link("ethernet-100g"))
     own = profile.load_profile(saved(tmp_path))
-    assert own.link("400", 8) == 50e9, "a link that is asked for goes before the measured one"
+    assert own.machine(16, 2, "400").link_bytes_per_s == 50e9, "a link that is asked for goes before the measured one"
 
 
 def test_a_machine_has_bf16_unless_its_file_says_otherwise(tmp_path):
@@ -65,14 +68,15 @@ def test_products_in_8_bits_take_half_the_time_of_bf16(name):
 
 def test_a_gpu_of_the_table_is_what_it_was():
     found = profile.find_profile("H100", 16)
-    assert machines.machine(found, 16, 8, 400e9) == machines.Machine(hardware.gpu("H100"), 16, 8, 400e9)
+    assert found.machine(16, 2, "3200") == Machine(hardware.gpu("H100"), 16, 8, 400e9)
+    assert found.on_hosts(16, 8, Link("", 400e9)) == Machine(hardware.gpu("H100"), 16, 8, 400e9)
 
 
 def test_rates_by_size_say_what_small_products_lose(tmp_path):
     rates = {str(n): 800 / (1 + 300 / n) ** 3 for n in (1024, 2048, 4096, 8192)}
     gpu = profile.load_profile(saved(tmp_path, reachable_tflops=rates)).gpu
     assert (gpu.reachable, gpu.small) == pytest.approx((800e12, 300))
-    here = machines.machine(profile.load_profile(saved(tmp_path, reachable_tflops=rates, sustained=1.0)), 8, 8)
+    here = profile.load_profile(saved(tmp_path, reachable_tflops=rates, sustained=1.0)).machine(8)
     job = Job(Shape(4, 2048, 16, 16, 8192, 32000), here, MEGATRON.but(tile_loss=1.0))
     seconds = matmul_seconds(job, Matmul(2048, 2048, COLUMNS), 1, 2048)
     assert 2 * 2048**3 / seconds == pytest.approx(rates["2048"] * 1e12), "and no longer what its program's runs say"
@@ -80,12 +84,28 @@ def test_rates_by_size_say_what_small_products_lose(tmp_path):
 
 def test_a_fine_tunes_plan_takes_it_too(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(table, "plan", lambda request: asked.append(request.machine) or plan(row()))
+    monkeypatch.setattr(plan_table, "plan", lambda request: asked.append(request.machine) or plan(row()))
     assert [cli.main(["plan", "--json", "--gpu", gpu]) for gpu in (str(saved(tmp_path)), "H100")] == [0, 0]
     own, usual = asked
     assert (own.matrix_flops, own.memory_bytes_per_s) == pytest.approx((700e12 * 0.9, 2850e9))
     assert own.rate(8) == pytest.approx(360e9)
     assert (usual.rate(8), usual.memory_bytes_per_s) == pytest.approx((0.8 * 450e9, 0.85 * 3350e9))
+
+
+@pytest.mark.parametrize("link", [None, "400"])
+@pytest.mark.parametrize("gpu", ["measured", "measured without a link between hosts", "H100", "GB200"])
+def test_a_fine_tune_and_a_search_are_planned_on_the_same_machine(tmp_path, gpu, link):
+    """Its latencies and the rate that its links reach decide on the best layout, so both have to have them."""
+    if gpu.startswith("measured"):
+        gpu = str(saved(tmp_path, drop=() if gpu == "measured" else ("between",)))
+    options = ["--model", "llama3-8b", "--gpus", "144", "--gpu", gpu, *(["--link", link] if link else [])]
+    plan_of = cli._parser().parse_args(["plan", *options, "--per-step", "144"])
+    search_of = cli._parser().parse_args(["plan", "--search", *options])
+    for arguments in (plan_of, search_of):
+        command.question_of(arguments)
+    fine_tune, search = answer.request_of(plan_of)[0].machine, job_of(search_of).machine
+    assert fine_tune == search
+    assert (fine_tune.link, fine_tune.link_bytes_per_s) == (search.link, search.link_bytes_per_s)
 
 
 @pytest.mark.parametrize(
@@ -212,16 +232,16 @@ def test_a_warm_chips_rate_is_of_what_it_multiplied(monkeypatch):
     """By a clock that goes on with products alone: the first take 1 s, and from half of the time on 2 s."""
     multiply, made = torch.mm, []
     monkeypatch.setattr(torch, "mm", lambda *args, **more: (made.append(1), multiply(*args, **more))[1])
-    monkeypatch.setattr(measured.time, "perf_counter", lambda: min(len(made), 10) + 2 * max(0, len(made) - 10))
-    monkeypatch.setattr(measured.dist, "barrier", lambda: None)
-    monkeypatch.setattr(measured, "_mean", lambda value: value)
-    assert measured._warm(8, 20, torch.device("cpu")) == 2 * 8**3 / 2
+    monkeypatch.setattr(measure_profile.time, "perf_counter", lambda: min(len(made), 10) + 2 * max(0, len(made) - 10))
+    monkeypatch.setattr(measure_profile.dist, "barrier", lambda: None)
+    monkeypatch.setattr(measure_profile, "_mean", lambda value: value)
+    assert measure_profile._warm(8, 20, torch.device("cpu")) == 2 * 8**3 / 2
     assert len(made) == 15
 
 
 def test_one_rank_has_no_links(tmp_path, monkeypatch, capsys):
     quick(monkeypatch)
-    assert "inside" not in measured.measure(tmp_path / "one.json", 1)
+    assert "inside" not in measure_profile.measure(tmp_path / "one.json", 1)
     assert profile.find_profile(str(tmp_path / "one.json"), 1).inside is False
 
 
@@ -230,7 +250,7 @@ def test_one_rank_has_no_links(tmp_path, monkeypatch, capsys):
 def test_hosts_are_measured_apart(tmp_path, monkeypatch):
     quick(monkeypatch)
     cluster = Cluster(hosts=2, ranks_per_host=2, between="100 Mbit/s", inside="400 Mbit/s")
-    measured.measure(tmp_path / "two.json", 4, cluster)
+    measure_profile.measure(tmp_path / "two.json", 4, cluster)
     found = profile.load_profile(tmp_path / "two.json")
     assert found.between == pytest.approx(100e6 / 8, rel=0.15)
     assert found.gpu.link_bytes_per_s == pytest.approx(400e6 / 8, rel=0.15)
@@ -250,16 +270,16 @@ def test_a_peak_is_the_datasheets_of_the_devices_name():
     assert hardware.gpu("H100").flops == 989e12
     told = {"NVIDIA H100 80GB HBM3": "H100", "NVIDIA GeForce RTX 5090": "5090", "AMD Instinct MI300X": "MI300X"}
     for device, known in told.items():
-        assert measured.peak(device, 1e12)[0] == hardware.gpu(known).flops
-    assert measured.peak("cpu", 1e11)[0] == 1e11
+        assert measure_profile.find_peak_flops(device, 1e12)[0] == hardware.gpu(known).flops
+    assert measure_profile.find_peak_flops("cpu", 1e11)[0] == 1e11
 
 
 def quick(monkeypatch):
     """Smaller than what is worth a plan: only that it is measured and written is of interest here."""
-    monkeypatch.setattr(measured, "SIZES", {False: (64, 128)})
-    monkeypatch.setattr(measured, "WARM_S", {False: 0.05})
-    monkeypatch.setattr(measured, "COPY_BYTES", {False: 1 << 20})
-    monkeypatch.setattr(measured, "LARGE_BYTES", {False: 2 << 20})
+    monkeypatch.setattr(measure_profile, "SIZES", {False: (64, 128)})
+    monkeypatch.setattr(measure_profile, "WARM_S", {False: 0.05})
+    monkeypatch.setattr(measure_profile, "COPY_BYTES", {False: 1 << 20})
+    monkeypatch.setattr(measure_profile, "LARGE_BYTES", {False: 2 << 20})
 
 
 @pytest.mark.parametrize("name", ["B200", "GB200", "B300", "MI300X", "L4", "A10G", "5090", "Ascend-910B", "A6000"])
@@ -324,6 +344,6 @@ def test_new_boards_have_their_datasheets_figures():
     rates = {"H100-PCIe": 2000, "H100-NVL": 3900, "RTX-PRO-6000": 1792, "RTX-6000-Ada": 960, "A6000": 768, "T4": 320}
     assert {name: hardware.GPUS[name].memory_bytes_per_s / 1e9 for name in rates} == pytest.approx(rates)
     assert [gpu.name for gpu in hardware.GPUS.values() if not gpu.bf16] == ["T4", "2080-Ti", "V100"]
-    assert measured.peak("NVIDIA H100 PCIe", 1e12)[0] == 756e12
-    assert measured.peak("Tesla V100-SXM2-16GB", 1e12)[0] == 125e12
-    assert measured.peak("Quadro RTX 6000", 1e12)[0] == 1e12
+    assert measure_profile.find_peak_flops("NVIDIA H100 PCIe", 1e12)[0] == 756e12
+    assert measure_profile.find_peak_flops("Tesla V100-SXM2-16GB", 1e12)[0] == 125e12
+    assert measure_profile.find_peak_flops("Quadro RTX 6000", 1e12)[0] == 1e12

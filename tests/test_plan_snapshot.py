@@ -12,12 +12,12 @@ from torch.cuda import _memory_viz
 
 from pardemo.cli import main
 from pardemo.meters import snapshot as files
-from pardemo.planner import answer, dry_run_comparison, table
-from pardemo.planner.footprint import LINES
+from pardemo.planner.dry_run.footprint import LINES
+from pardemo.planner.dry_run.measured_peak import example_config
+from pardemo.planner.fine_tune import answer, dry_run_comparison, plan_table
 from pardemo.planner.hardware import gpu
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts.machines import Machine
-from pardemo.planner.measured_peak import example_config
 
 #: What the viewer's unpickler knows (torch/utils/viz/MemoryViz.js).
 KNOWN = {
@@ -56,9 +56,9 @@ def job():
     [("zero-2", 1, "optimizer", 8), ("fsdp2", 1, "none", 4), ("zero-1", 2, "none", 8)],
 )  # fmt: skip
 def test_a_rows_blocks_are_its_peak_to_the_byte(engine, tp, offload, samples, tmp_path):
-    request = table.Request(
+    request = plan_table.Request(
         job(), Machine(gpu("A800-80GB"), 2 * tp), samples, 10, tp=tp,
-        engines=(engine,), checkpointing=(True,), offloads=(offload,), batches=(2,),
+        engines=(engine,), checkpointing=(True,), host_states=(offload,), batches=(2,),
     )  # fmt: skip
     (row,) = dry_rows(request)
     blocks = dry_run_comparison.blocks_of_row(request, row, row.memory)
@@ -114,9 +114,9 @@ def test_a_layouts_sums_are_its_peak(question, tmp_path, capsys):
 
 
 def test_a_plan_writes_the_recommended_row(tmp_path, capsys, monkeypatch):
-    request = table.Request(
+    request = plan_table.Request(
         job(), Machine(gpu("A800-80GB"), 2), 8, 10, engines=("zero-1",),
-        checkpointing=(True, False), offloads=("none",),
+        checkpointing=(True, False), host_states=("none",),
     )  # fmt: skip
     monkeypatch.setattr(answer, "request_of", lambda arguments: (request, None))
     file = tmp_path / "there" / "plan.pickle"

@@ -5,13 +5,19 @@ import torch
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
 from pardemo.baichuan2 import Baichuan2Config
-from pardemo.planner import dry_run_comparison, hardware, measured_peak, models, table, validate
-from pardemo.planner.dryrun import dry_run
-from pardemo.planner.layouts import Machine, Program, Shape, configurations, fine_tune_step
+from pardemo.planner import hardware, models, validate
+from pardemo.planner.dry_run import measured_peak
+from pardemo.planner.dry_run.runner import dry_run
+from pardemo.planner.dry_run.storage_recorder import StorageRecorder
+from pardemo.planner.fine_tune import dry_run_comparison, plan_table
+from pardemo.planner.layouts import configurations, fine_tune_step
 from pardemo.planner.layouts.job import fine_tune
-from pardemo.planner.layouts.step import step
+from pardemo.planner.layouts.layout import Layout
+from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.programs import Program
+from pardemo.planner.layouts.shape import Shape
+from pardemo.planner.layouts.step import predict_step
 from pardemo.planner.layouts.tuning import Tuning
-from pardemo.planner.storage_recorder import StorageRecorder
 
 LAYERS, H, MIDDLE, V, BATCH, S = 4, 256, 704, 4096, 4, 128
 WEIGHTS = LAYERS * (4 * H**2 + 3 * H * MIDDLE) + H * V  # that tokens are multiplied with
@@ -34,7 +40,7 @@ def job(**changes):
 
 
 def steps(job, program=PLAIN, overlap=None, **of_machine):
-    return step(*fine_tune(SHAPE, machine(**of_machine), **job, program=program, overlaps=overlap))
+    return predict_step(*fine_tune(SHAPE, machine(**of_machine), **job, program=program, overlaps=overlap))
 
 
 def parts(job, program=PLAIN, overlap=None, **of_machine):
@@ -76,7 +82,7 @@ def test_the_update_is_counted_once_a_step_and_of_the_parameters_that_a_rank_has
     assert parts(job(tp=2, pp=2), memory=1e9)["optimizer"] == pytest.approx(whole / 4)
     assert parts(job(engine="zero-2", ranks=8), memory=1e9)["optimizer"] == pytest.approx(whole / 8)
     assert parts(job(engine="zero-0", ranks=8), memory=1e9)["optimizer"] == whole
-    offloaded = parts(job(engine="zero-2", ranks=8, offload="optimizer"), memory=1e9)
+    offloaded = parts(job(engine="zero-2", ranks=8, host_states="optimizer"), memory=1e9)
     assert "optimizer" not in offloaded  # the host's, and in its time
 
 
@@ -121,7 +127,7 @@ def test_two_hosts_by_hand():
     """13.9e9 gradients of 2 bytes on 16 GPUs: 3Ψ·15/16 = 78.2 GB through 100 Gbit/s a host."""
     large = configurations.shape_of_config(Baichuan2Config.b13())
     two = Machine(hardware.gpu("A800-80GB"), 16, between=100e9 / 8)
-    shown = step(*fine_tune(large, two, Tuning(), "zero-2", 16)).parts["data-parallel traffic"]
+    shown = predict_step(*fine_tune(large, two, Tuning(), "zero-2", 16)).parts["data-parallel traffic"]
     assert shown == pytest.approx(3 * 15 / 16 * 2 * 13.9e9 / (12.5e9 * 0.8), rel=0.002)
 
 
@@ -143,7 +149,8 @@ def test_what_deepspeed_sends(engine, zero, psi):
     run = dry_run(job)
     each, once = run.data_parallel_bytes(4)
     for m in (1, 4):
-        sent = fine_tune_step.reductions(engine, m) * each + once
+        sharding = "none" if engine == "zero-0" else engine.replace("-", "")
+        sent = fine_tune_step.reductions(Layout(dp=4, sharding=sharding, accumulation=m)) * each + once
         assert sent == pytest.approx(psi(m) * 2 * run.params * 3 / 4, rel=0.01)  # norms and flags besides
     assert sum(run.data_parallel_bytes(64)) == pytest.approx(psi(1) * 2 * run.params * 63 / 64, rel=0.01)
     assert sum(run.data_parallel_bytes(4, 2)) == pytest.approx((each + once) / 2)
@@ -166,7 +173,8 @@ def test_lora_sends_and_updates_the_adapters_alone():
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_overlap_is_what_deepspeed_reads_of_the_configuration(stage, told):
     zero = {} if told is None else {"overlap_comm": told}
-    assert fine_tune_step.overlaps(f"zero-{stage}", told) == DeepSpeedZeroConfig(stage=stage, **zero).overlap_comm
+    tuned, layout = fine_tune(SHAPE, machine(), engine=f"zero-{stage}", ranks=2, overlaps=told)
+    assert fine_tune_step.overlaps(tuned.program, layout) == DeepSpeedZeroConfig(stage=stage, **zero).overlap_comm
 
 
 def test_only_what_overlaps_is_hidden():
@@ -207,30 +215,32 @@ def asked(**zero):
     """Full fine-tuning of a small model on two hosts with a slow link."""
     small = measured_peak.example_job("llama", "plain", 1, False, False).but(zero=measured_peak.BUCKETS | zero)
     machine = Machine(hardware.gpu("A800-80GB"), 4, 2, 1e9 / 8)
-    return table.Request(small, machine, 16, 1, engines=("zero-2", "zero-3"), batches=(2,))
+    return plan_table.Request(small, machine, 16, 1, engines=("zero-2", "zero-3"), batches=(2,))
 
 
 def test_a_jobs_step_is_that_of_its_row():
     overlapped = asked(overlap_comm=True)
-    rows = table.plan(overlapped).rows
-    assert {row.offload for row in rows} == {"none", "optimizer", "optimizer+parameters"}
+    rows = plan_table.plan(overlapped).rows
+    assert {row.layout.host_states for row in rows} == {"none", "optimizer", "optimizer+parameters"}
     for row in rows:
-        own = overlapped.job.but(engine=row.engine, ranks=4, batch=2, accumulation=2, checkpointing=row.checkpointing)
-        assert step(*table.job_and_layout(own, overlapped.machine, row.offload)) == row.step
+        again = row.layout.recompute == "full"
+        own = overlapped.job.but(engine=row.engine, ranks=4, batch=2, accumulation=2, checkpointing=again)
+        assert predict_step(*plan_table.job_and_layout(own, overlapped.machine, row.layout.host_states)) == row.step
     way = {"engine": "zero-2", "ranks": 4, "batch": 2, "accumulation": 2}
     hidden, shown = (
-        step(*table.job_and_layout(each.job.but(**way), each.machine)).seconds for each in (overlapped, asked())
+        predict_step(*plan_table.job_and_layout(each.job.but(**way), each.machine)).seconds
+        for each in (overlapped, asked())
     )
     assert hidden < shown
 
 
 @pytest.mark.parametrize("tp", [1, 2])
 def test_a_row_beside_its_dry_run_sends_as_much(tp):
-    request = table.Request(
+    request = plan_table.Request(
         asked().job, Machine(hardware.gpu("A800-80GB"), 4 * tp), 16, 1, tp=tp, engines=("zero-2",), batches=(2,),
-        offloads=("none",),
+        host_states=("none",),
     )  # fmt: skip
-    for row in table.plan(request).rows:
+    for row in plan_table.plan(request).rows:
         planned, run = dry_run_comparison.compare_with_dry_run(request, row).sent
         assert planned == row.sent_bytes
         assert run == pytest.approx(planned, rel=0.01)
@@ -240,13 +250,14 @@ def test_a_row_beside_its_dry_run_sends_as_much(tp):
 PSI = 6.738e9
 
 
-def llama(stage, accumulation, offload="optimizer", ranks=8, **changes):
+def llama(stage, accumulation, host_states="optimizer", ranks=8, **changes):
     """Seconds that offload adds to a step."""
     tuned = fine_tune(
         configurations.shape_of_config(models.find("llama2-7b")), Machine(hardware.gpu("A800-80GB"), ranks),
-        engine=f"zero-{stage}", ranks=ranks, sequence=4096, accumulation=accumulation, offload=offload, **changes,
+        engine=f"zero-{stage}", ranks=ranks, sequence=4096, accumulation=accumulation, host_states=host_states,
+        **changes,
     )  # fmt: skip
-    return step(*tuned).parts.get("offload", 0.0)
+    return predict_step(*tuned).parts.get("offload", 0.0)
 
 
 @pytest.mark.parametrize(

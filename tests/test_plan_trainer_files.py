@@ -27,7 +27,9 @@ from pardemo.peers import launchers
 from pardemo.peers.accelerate import config_checks
 from pardemo.peers.accelerate.training import as_launched, wrapped
 from pardemo.peers.deepspeed import deepspeed_settings
-from pardemo.planner import files, hardware, measured_peak, table
+from pardemo.planner import hardware
+from pardemo.planner.dry_run import measured_peak
+from pardemo.planner.fine_tune import files, plan_table
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.tuning import FULL, Tuning
@@ -73,7 +75,7 @@ def world():
 def request(folder, gpus=2, hosts=1, tuning=LORA, gpu="A800-80GB", job=None, **changes):
     asked = RankJob(AutoConfig.from_pretrained(folder), sequence=32, tuning=tuning, clipping=1.0, **(job or {}))
     machine = Machine(hardware.gpu(gpu), gpus, gpus // hosts)
-    return table.Request(asked, machine, **{"samples_per_step": 4 * gpus, "steps": 2} | changes)
+    return plan_table.Request(asked, machine, **{"samples_per_step": 4 * gpus, "steps": 2} | changes)
 
 
 def based(folder):

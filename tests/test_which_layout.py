@@ -10,15 +10,17 @@ from pardemo import project
 from pardemo.book.chapters.which_layout import judged
 from pardemo.planner import hardware
 from pardemo.planner.estimate import choose as choose_fastest
-from pardemo.planner.layouts import Job, Layout, Machine, charts
-from pardemo.planner.layouts.layout import check_layout
-from pardemo.planner.layouts.memory import memory
-from pardemo.planner.layouts.micro_batch import layer
+from pardemo.planner.layouts import charts
+from pardemo.planner.layouts.job import Job
+from pardemo.planner.layouts.layout import Layout, check_layout
+from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.memory import predict_memory
+from pardemo.planner.layouts.micro_batch import layer_seconds
 from pardemo.planner.layouts.procedure import adds, choose, job_of
 from pardemo.planner.layouts.programs import find_program
 from pardemo.planner.layouts.published import against, loaders, papers
 from pardemo.planner.layouts.shape import Shape
-from pardemo.planner.layouts.step import stages, step
+from pardemo.planner.layouts.step import predict_step, stages
 
 START = {"model": "llama3-8b", "gpus": 64, "link": 400, "sequence": 8192, "tp": 4, "pp": 2}
 
@@ -55,7 +57,7 @@ def test_a_chunk_of_llama_3_is_a_layer_and_the_page_says_what_follows():
         assert stages(one.job, one.layout) == [7, *[8] * 14, 7]
     slow, slower, fast = (one.predicted_tflops / one.tflops for one in trained)
     one = trained[1]
-    filled = {name: memory(one.job, one.layout.but(sharding=name)) for name in ("zero1", "zero2")}
+    filled = {name: predict_memory(one.job, one.layout.but(sharding=name)) for name in ("zero1", "zero2")}
     assert {of.stage for of in filled.values()} == {1}, "the second stage is the fullest"
     saved, left = (filled["zero1"].peak_bytes - filled["zero2"].peak_bytes) / 1e9, filled["zero2"].peak_bytes
     page = project.notebooks()["22_which_layout"].read_text(encoding="utf-8")
@@ -64,7 +66,7 @@ def test_a_chunk_of_llama_3_is_a_layer_and_the_page_says_what_follows():
         f"part, {100 * fast - 100:.0f} % too fast",
         f"{saved:.0f} GB less. The {left / 1e9:.0f} GB that remain leave "
         f"{100 - 100 * left / one.job.machine.gpu.memory_bytes:.0f} % free",
-        f"the {step(one.job, one.layout).seconds:.1f} s step",
+        f"the {predict_step(one.job, one.layout).seconds:.1f} s step",
     ):
         assert said in page
 
@@ -77,7 +79,7 @@ def test_the_page_says_what_metas_layout_adds_by_the_rule():
     said = f"add {sum(shares.values()):.0f} %: {shares['tensor parallel']:.0f} for tensor ranks, {bubble:.0f} for the "
     said += f"bubble, {shares['pipeline'] - bubble:.0f} for messages, {shares['data parallel']:.0f} for ZeRO-1"
     assert said in project.notebooks()["22_which_layout"].read_text(encoding="utf-8")
-    assert memory(job, one.layout).peak_bytes > job.machine.usable_bytes
+    assert predict_memory(job, one.layout).peak_bytes > job.machine.usable_bytes
 
 
 def test_pipelines_of_another_paper_are_predicted_with_megatrons_constants():
@@ -193,7 +195,7 @@ def test_a_layer_without_small_matrices_and_launches_is_the_four_lines_of_the_ch
     layout = Layout(tp=4, pp=4, dp=2, micro_batch=4, accumulation=32, sharding="zero1", sequence_parallel=True)
     t, h, tokens = 4, 4096, 4 * 4096
     a_sum = 2 * (t - 1) / t * 2 * tokens * h / machine.rate(t) + 2 * machine.latency_within
-    assert layer(job, layout).seconds == pytest.approx(
+    assert layer_seconds(job, layout).seconds == pytest.approx(
         {
             "matrix multiplications": (
                 6 * tokens * (4 * h * h + 3 * h * 14336) / t / (machine.matrix_flops * bare.matmul_efficiency)

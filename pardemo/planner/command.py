@@ -8,8 +8,8 @@ from typing import Any
 
 from pardemo import options as numbers
 from pardemo.planner import hardware
-from pardemo.planner.layouts import command as layout_command
-from pardemo.planner.layouts.command import RANK, SEQUENCE
+from pardemo.planner.layouts import layout_command
+from pardemo.planner.layouts.layout_command import RANK, SEQUENCE
 from pardemo.planner.layouts.tuning import BASES, STATES
 from pardemo.planner.progress import progress
 
@@ -109,12 +109,12 @@ def _plan(arguments: argparse.Namespace) -> int:
     if layouts := layout_command.answer_to(question):
         return layouts(arguments)
     if arguments.measure:
-        from pardemo.planner import measured
+        from pardemo.planner import measure_profile
 
-        return measured.measure_machine(arguments.measure, arguments.gpus, arguments.json)
+        return measure_profile.measure_machine(arguments.measure, arguments.gpus, arguments.json)
     if arguments.validate:
         return _validate(arguments.json)
-    from pardemo.planner import answer
+    from pardemo.planner.fine_tune import answer
 
     return answer.answer_plan(arguments, None if arguments.all else SHOWN)
 

@@ -42,9 +42,9 @@ def main(arguments: list[str] | None = None) -> int:
     if memory < NEEDED_BYTES:
         print(f"cuda_peak: {name} has {memory / 1e9:.0f} GB; 80 GB are needed", file=sys.stderr)
         return 2
-    from pardemo.planner import dryrun, measured_peak
+    from pardemo.planner.dry_run import measured_peak, runner
 
-    predicted = dryrun.dry_run(job()).peak_bytes
+    predicted = runner.dry_run(job()).peak_bytes
     measured = measured_peak.measure(job())
     error = predicted / measured - 1
     row = {

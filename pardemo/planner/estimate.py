@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-OFFLOADS = ("none", "optimizer", "optimizer+parameters")
+#: The states that may lie in the host's memory, as DeepSpeed offloads them.
+HOST_STATES = ("none", "optimizer", "optimizer+parameters")
 #: Taken from the GPU before the first tensor: CUDA's context and libraries. What torch's message "out of memory" names
 #: as in use less what it has reserved: 0.51 GiB of an A800 (hahnyuan/PB-LLM#3), 0.49 of an L40 (QwenLM/Qwen3-VL#2097).
 CONTEXT_BYTES = 0.55e9
@@ -25,21 +26,24 @@ AS_QUICK = 1.01  # what takes no longer than this many times the quickest is as 
 def choose(candidates: Sequence[T], seconds: Callable[[T], float], preference: Callable[[T], Any]) -> T:
     """Returns the candidate with the least ``preference`` of those whose seconds are within 1 % of the quickest's."""
     quickest = min(map(seconds, candidates))
-    return min((each for each in candidates if seconds(each) <= AS_QUICK * quickest), key=preference)
+    return min((candidate for candidate in candidates if seconds(candidate) <= AS_QUICK * quickest), key=preference)
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """One GPU's peak, line by line, in bytes: those of tensors, then the allocator's, CUDA's and NCCL's own.
+class Memory:
+    """The fullest GPU's peak, line by line, in bytes: those of tensors, then the allocator's, CUDA's and NCCL's own.
 
-    ``phase`` is what ran then: of a dry run a phase, of the model the moment that takes most. ``building_bytes`` is the
-    most while the model is built whole on the GPU before the engine cuts it (and CUDA's context), None for an engine
-    that leaves parameters whole: :data:`BUILT_SHARDED` says how to go without.
+    Args:
+        phase: what ran then: a phase of a dry run, or the moment of a fine-tune that takes most.
+        building_bytes: the most while the model is built whole on the GPU before the engine cuts it (and CUDA's
+            context); None for an engine that leaves parameters whole. :data:`BUILT_SHARDED` says how to go without.
+        stage: the pipeline stage that the GPU is in.
     """
 
     lines: dict[str, float]
-    phase: str
+    phase: str = ""
     building_bytes: float | None = None
+    stage: int = 0
 
     @property
     def peak_bytes(self) -> float:
@@ -95,10 +99,3 @@ class PredictedStep:
     def mfu(self) -> float:
         """The model's operations over what the GPUs could have done (Chowdhery et al. 2022, appendix B)."""
         return self.model_flops / self.seconds / self.gpus / self.peak_flops
-
-
-@dataclass(frozen=True)
-class Memory(Estimate):
-    """Bytes of the fullest rank line by line, and the stage that it is in; of a fine-tune with the moment (phase)."""
-
-    stage: int = 0

@@ -80,17 +80,17 @@ def host_gpus(gpu: Gpu, gpus: int | None = None) -> int:
     most = HOST_GPUS.get(gpu.name, 8)
     if gpus is None or gpus <= most or gpu.name not in HOST_GPUS:
         return most
-    return next((each for each in range(most, most // 2, -1) if gpus % each == 0), most)
+    return next((count for count in range(most, most // 2, -1) if gpus % count == 0), most)
 
 
-def usual_link(gpu: Gpu, each: int) -> tuple[str, float]:
-    """Returns the link of hosts of ``each`` GPUs if none is given: a name, and bytes/s of a host's adapters together.
+def usual_link(gpu: Gpu, host_gpus: int) -> tuple[str, float]:
+    """Returns the link of hosts of so many GPUs if none is given: a name, and bytes/s of a host's adapters together.
 
     A rack has an adapter for each GPU, ConnectX-7 (GB200) or 8 (GB300); of other hosts the least is taken.
     """
     if gpu.name in HOST_GPUS:
         gigabits = {"GB200": 400, "GB300": 800}[gpu.name]
-        return f"{each} adapters of {gigabits} Gbit/s", each * gigabits * 1e9 / 8
+        return f"{host_gpus} adapters of {gigabits} Gbit/s", host_gpus * gigabits * 1e9 / 8
     return USUAL_LINK, LINKS[USUAL_LINK]
 
 
@@ -115,8 +115,8 @@ def precision(name: str) -> str:
     return plain
 
 
-def peak(gpu: Gpu, precision: str) -> float:
-    """Operations/s of dense products in that precision.
+def peak_flops(gpu: Gpu, precision: str) -> float:
+    """Returns the operations/s of dense products in that precision, by the data sheet.
 
     Raises:
         ValueError: the GPU has none in that precision, or there is no such precision.

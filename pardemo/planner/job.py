@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pardemo import options
-from pardemo.planner.layouts.fine_tune_step import stage_of
 from pardemo.planner.layouts.job import ENGINES
+from pardemo.planner.layouts.layout import SHARDING
 from pardemo.planner.layouts.tuning import FULL, Tuning
 
 if TYPE_CHECKING:
@@ -65,8 +65,9 @@ class RankJob:
 
     @property
     def stage(self) -> int | None:
-        """DeepSpeed's ZeRO stage."""
-        return stage_of(self.engine)
+        """DeepSpeed's ZeRO stage; None under other engines."""
+        program, sharding = ENGINES[self.engine]
+        return SHARDING.index(sharding) if program == "deepspeed" else None
 
     @property
     def labelled(self) -> int:

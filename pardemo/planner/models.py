@@ -13,7 +13,7 @@ with extras.needed_by(__name__):
 
 import pardemo.baichuan2  # noqa: F401, registers the model
 from pardemo.finetune import lora
-from pardemo.planner.engines import outline
+from pardemo.planner.dry_run.engines import outline
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts.configurations import KINDS, MODELS, config_file, key_of, value_of
 

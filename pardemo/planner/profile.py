@@ -7,13 +7,15 @@ import difflib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pardemo import options
 from pardemo.planner import hardware
 from pardemo.planner.hardware import Gpu
+from pardemo.planner.layouts.machines import Link, Machine
+from pardemo.planner.rates import LINK_SHARE
 
 #: Numbers of a profile: unit, least, most. What lies outside was written in another unit.
 NUMBERS = {
@@ -38,7 +40,10 @@ KNOWN = (*NEEDED, "sustained", "inside", "between", "host_gpus", "bf16", "source
 
 @dataclass(frozen=True)
 class GpuProfile:
-    """A GPU, and the start-up seconds and link rates of its machine; None where they were not measured."""
+    """A GPU, and the start-up seconds and link rates of its machine; None where they were not measured.
+
+    ``file``: name of the file that it was read from.
+    """
 
     gpu: Gpu
     inside: bool = True
@@ -46,6 +51,41 @@ class GpuProfile:
     latency_between: float | None = None
     between: float | None = None
     host_gpus: int | None = None
+    file: str = ""
+
+    def machine(self, gpus: int, hosts: int | None = None, link: str | None = None) -> Machine:
+        """Makes the machine of ``gpus`` such GPUs on ``hosts`` hosts (as few as hold them, if not said).
+
+        Args:
+            link: names the link between hosts; else it is the measured one, or the usual one of such GPUs.
+
+        Raises:
+            ValueError: the GPUs do not divide over the hosts, or there is no such link.
+        """
+        host_gpus = gpus // self.hosts(gpus, hosts)
+        if link is not None:
+            return self.on_hosts(gpus, host_gpus, Link(f"--link {link}", hardware.link(link)))
+        if (measured := self.measured_link) is not None:
+            return self.on_hosts(gpus, host_gpus, measured)
+        name, rate = hardware.usual_link(self.gpu, host_gpus)
+        return self.on_hosts(gpus, host_gpus, Link(f"{name}, the default of --link", rate))
+
+    @property
+    def measured_link(self) -> Link | None:
+        """The link between hosts, if it was measured."""
+        return None if self.between is None else Link(f"measured, {self.file}", self.between, measured=True)
+
+    def on_hosts(self, gpus: int, host_gpus: int, link: Link) -> Machine:
+        """Makes the machine of such GPUs on hosts of ``host_gpus``, joined by that link.
+
+        Nothing is taken off what was measured. A link that was not reaches its usual share of its data sheet.
+        """
+        latencies = {"latency_within": self.latency_within, "latency_between": self.latency_between}
+        measured: dict[str, Any] = {name: seconds for name, seconds in latencies.items() if seconds is not None}
+        rate = link.bytes_per_s
+        if self.gpu.measured:
+            measured["link_share"], rate = 1.0, rate if link.measured else rate * LINK_SHARE
+        return Machine(self.gpu, gpus, host_gpus, rate, link=link, **measured)
 
     def hosts(self, gpus: int, asked: int | None = None) -> int:
         """Returns ``asked``, or as few hosts as ``gpus`` GPUs fit on, as many of them on each.
@@ -59,12 +99,6 @@ class GpuProfile:
             return asked
         most = self.host_gpus or hardware.host_gpus(self.gpu, gpus)
         return next(hosts for hosts in range(-(-gpus // most), gpus + 1) if gpus % hosts == 0)
-
-    def link(self, name: str | None, each: int) -> float:
-        """Bytes/s of the adapters of a host of ``each`` GPUs: of the link that is named, else measured, else usual."""
-        if name is not None:
-            return hardware.link(name)
-        return hardware.usual_link(self.gpu, each)[1] if self.between is None else self.between
 
 
 def is_file(name: str) -> bool:
@@ -81,18 +115,18 @@ def find_profile(name: str, gpus: int = 1) -> GpuProfile:
     if not is_file(name):
         return GpuProfile(hardware.gpu(name))
     gpu_profile = load_profile(Path(name).expanduser())
-    check_inside(gpu_profile, Path(name).name, gpus)
+    check_inside(gpu_profile, gpus)
     return gpu_profile
 
 
-def check_inside(gpu_profile: GpuProfile, name: str, gpus: int) -> None:
-    """Refuses a profile without the link inside a host for several GPUs; ``name``: its file's.
+def check_inside(gpu_profile: GpuProfile, gpus: int) -> None:
+    """Refuses a profile without the link inside a host for several GPUs.
 
     Raises:
         ValueError: it has none, and there are several.
     """
     if gpus > 1 and not gpu_profile.inside:
-        raise ValueError(f"{name} has no inside (gb_per_s, latency_us), which {gpus} GPUs need")
+        raise ValueError(f"{gpu_profile.file} has no inside (gb_per_s, latency_us), which {gpus} GPUs need")
 
 
 def load_profile(path: Path) -> GpuProfile:
@@ -108,7 +142,7 @@ def load_profile(path: Path) -> GpuProfile:
     except ValueError as error:
         raise ValueError(f"{path.name} is no JSON: {error}") from None
     try:
-        return parse_profile(values)
+        return replace(parse_profile(values), file=path.name)
     except ValueError as error:
         raise ValueError(f"{path.name}: {error}") from None
 

@@ -15,13 +15,17 @@ with extras.needed_by(__name__):
 from pardemo.baichuan2 import Baichuan2Config
 from pardemo.formulas import scaling
 from pardemo.planner import hardware, models
-from pardemo.planner.dryrun import dry_run
+from pardemo.planner.dry_run.runner import dry_run
 from pardemo.planner.job import RankJob
-from pardemo.planner.layouts import Job, Layout, Machine, Shape, configurations, find_program
-from pardemo.planner.layouts.job import engine_of, fine_tune
-from pardemo.planner.layouts.memory import memory
+from pardemo.planner.layouts import configurations
+from pardemo.planner.layouts.job import Job, engine_name, fine_tune
+from pardemo.planner.layouts.layout import Layout
+from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.memory import predict_memory
+from pardemo.planner.layouts.programs import find_program
 from pardemo.planner.layouts.published import finetune_runs, megatron_2019
-from pardemo.planner.layouts.step import step
+from pardemo.planner.layouts.shape import Shape
+from pardemo.planner.layouts.step import predict_step
 from pardemo.planner.layouts.tuning import Tuning
 from pardemo.tables import text_table
 
@@ -71,7 +75,7 @@ def megatron() -> list[Check]:
     """
     rows, alone = [], 0.0
     for tp, model in scaling.TABLE_1.items():
-        planned = step(megatron_2019.job(model, find_program("megatron-2022")), megatron_2019.layout(model, tp))
+        planned = predict_step(megatron_2019.job(model, find_program("megatron-2022")), megatron_2019.layout(model, tp))
         rate = model.flops / tp / planned.seconds
         label = f"Megatron, {model.parameters / 1e9:.1f}B, {tp}-way"
         if tp == 1:
@@ -88,12 +92,12 @@ def a800() -> list[Check]:
     rows, machine = [], Machine(hardware.gpu("A800-80GB"), 8)
     shape = configurations.shape_of_config(models.find("llama2-7b"))
     for (stage, checkpointing), runs in finetune_runs.A800.items():
-        for offload, batch, samples_per_s in runs:
-            seconds = step(*fine_tune(
+        for host_states, batch, samples_per_s in runs:
+            seconds = predict_step(*fine_tune(
                 shape, machine, engine=f"zero-{stage}", ranks=8, batch=batch, sequence=4096,
-                checkpointing=checkpointing, accumulation=64 // 8 // batch, offload=offload,
+                checkpointing=checkpointing, accumulation=64 // 8 // batch, host_states=host_states,
             )).seconds  # fmt: skip
-            label = f"LLaMA-7B, ZeRO {stage}, offload {offload}, micro-batch {batch}"
+            label = f"LLaMA-7B, ZeRO {stage}, offload {host_states}, micro-batch {batch}"
             rows.append(_check(label, 64 / seconds, samples_per_s, "samples/s", "a gist's table, 8 × A800-80GB", 0.25))
     return rows
 
@@ -103,9 +107,9 @@ def qwen() -> list[Check]:
     rows = []
     runs = list(finetune_runs.read_fine_tunes(finetune_runs.folder() / "finetunes.csv"))
     for run in finetune_runs.halves(runs)[1]:
-        job, ranks, planned = run.job, run.layout.dp, memory(run.job, run.layout).peak_bytes / 1e9
+        job, ranks, planned = run.job, run.layout.dp, predict_memory(run.job, run.layout).peak_bytes / 1e9
         how = f"{'LoRA' if job.tuning.lora else 'full'} on {job.tuning.base}, {ranks} × {job.sequence:,} tokens"
-        label = f"{job.shape.name}, {how}, {engine_of(job, run.layout)}{', embeddings' * job.tuning.embeddings}"
+        label = f"{job.shape.name}, {how}, {engine_name(job, run.layout)}{', embeddings' * job.tuning.embeddings}"
         rows.append(_check(label, planned, run.peak_gb or 0.0, "GB", "Qwen's table of fine-tunes, A100-80GB", 0.15))
     return rows
 
@@ -117,7 +121,7 @@ def nanotron() -> list[Check]:
         job = Job(shape, machine, find_program("nanotron"))
         for batch, tokens_per_s in runs.items():
             layout = Layout(dp=8, sharding=sharding, micro_batch=batch, accumulation=256 // 8 // batch)
-            predicted = step(job, layout).tokens_per_s
+            predicted = predict_step(job, layout).tokens_per_s
             label = f"nanotron, {shape.name}, micro-batch {batch}"
             rows.append(_check(label, predicted, tokens_per_s, "tokens/s and GPU", "the playbook's benchmarks", 0.15))
     return rows
@@ -129,7 +133,7 @@ def swift() -> list[Check]:
     shape = configurations.shape_of_config(Baichuan2Config.b13(loss_head="full"))
     for length, (speed, gib) in SWIFT.items():
         planned = fine_tune(shape, machine, Tuning(8, ("W_pack",)), sequence=length, accumulation=16)
-        seconds, held = step(*planned).seconds / 16, memory(*planned).peak_bytes / 2**30
+        seconds, held = predict_step(*planned).seconds / 16, predict_memory(*planned).peak_bytes / 2**30
         source = "ms-swift's table, 1 × A100-80GB"
         label = f"Baichuan2-13B LoRA, {length} tokens"
         rows.append(_check(label, 1 / seconds, speed, "samples/s", source, 0.0, "at most"))
@@ -160,7 +164,7 @@ def this_machine() -> list[Check]:
 
 def seconds_of(job: RankJob) -> float:
     """Measures the median time of a step on a rank."""
-    from pardemo.planner import engines, measured_peak
+    from pardemo.planner.dry_run import engines, measured_peak
 
     module = engines.materialize(engines.outline(job), "cpu")
     measured_peak.fill_uniformly(module)
@@ -175,7 +179,8 @@ def seconds_of(job: RankJob) -> float:
 
 
 #: Small jobs (architecture, engine, ranks, LoRA, checkpointing, prefetching), one of each kind; the tests have more.
-#: The peak of ``CHANCE`` is up to the order of a Python set (see :func:`pardemo.planner.measured_peak.example_job`).
+#: The peak of ``CHANCE`` is up to the order of a Python set: see
+#: :func:`pardemo.planner.dry_run.measured_peak.example_job`.
 MEMORY = (
     ("baichuan2", "plain", 1, True, True),
     ("llama", "zero-1", 2, False, False),
@@ -190,13 +195,13 @@ MEMORY = (
 def peaks() -> list[Check]:
     """Checks peaks on this machine's CPU ranks by torch's allocator, and beside the planner's those of other rules."""
     from pardemo import World
-    from pardemo.planner import measured_peak
+    from pardemo.planner.dry_run import measured_peak
 
     rows = []
     for case in MEMORY:
         name, engine, ranks, lora, checkpointing, *prefetching = case
         job = measured_peak.example_job(name, engine, ranks, lora, checkpointing, *prefetching)
-        with World(ranks, preload=["pardemo.peers.deepspeed.engine", "pardemo.planner.measured_peak"]) as world:
+        with World(ranks, preload=["pardemo.peers.deepspeed.engine", "pardemo.planner.dry_run.measured_peak"]) as world:
             comparison = measured_peak.compare_peaks(world, [job])[0]
         measured = comparison.pop("measured") / 1e6
         how = f"{name}, {'LoRA' if lora else 'full'}, {engine} on {ranks}{', checkpointing' * checkpointing}"
@@ -213,11 +218,13 @@ def peaks() -> list[Check]:
 
 def emulated() -> list[Check]:
     """Checks steps of a model that waits, on emulated clusters: traffic, pipelines and overlap in the time model."""
-    from pardemo.planner import network
+    from pardemo.planner import emulated_steps
 
     rows = []
-    for case, predicted, measured in network.compare_steps():
-        rows.append(_check(f"{case.label}, {case.cluster}", predicted, measured, "s a step", network.SOURCE, 0.1))
+    for case, predicted, measured in emulated_steps.compare_steps():
+        rows.append(
+            _check(f"{case.label}, {case.cluster}", predicted, measured, "s a step", emulated_steps.SOURCE, 0.1)
+        )
     return rows
 
 

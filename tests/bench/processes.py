@@ -189,7 +189,7 @@ import json
 import torch
 torch.set_num_threads(2)
 from pardemo.planner import cuda_peak
-from pardemo.planner.dryrun import dry_run
+from pardemo.planner.dry_run.runner import dry_run
 print(json.dumps([dry_run(cuda_peak.job()).seconds, peak_mib()]))
 """
 TENSORS = """
@@ -199,10 +199,10 @@ import torch
 torch.set_num_threads(1)
 sys.path.insert(0, sys.argv[1])
 from dry_rows import planned_and_run, small_jobs
-from pardemo.planner.layouts.memory import memory
+from pardemo.planner.layouts.memory import predict_memory
 errors = []
 for job, layout, run in (planned_and_run(*case) for case in small_jobs()):
-    errors.append(100 * abs(memory(job, layout).tensors / run.peak_bytes - 1))
+    errors.append(100 * abs(predict_memory(job, layout).tensors / run.peak_bytes - 1))
 print(json.dumps([fmean(errors), max(errors)]))
 """
 

@@ -4,20 +4,21 @@ How often a model's activations go through memory where its norms and rotations 
 Qwen's runs do not tell, two of the four runs of LLaMA-7B without offload tell.
 It prints the best of a grid, which are those that the planner has, and the errors on all runs; which terms the model
 has was decided with all runs in view. These runs do not tell slow products from traffic through memory: that products
-reach 0.85 was set before, near nanotron's 0.84. UNPACKED of :mod:`pardemo.planner.layouts.fine_tune_step` is the best
-of a few on the same half.
+reach 0.85 was set before, near nanotron's 0.84. UNPACKED_BYTES of :mod:`pardemo.planner.layouts.fine_tune_step` is the
+best of a few on the same half.
 """
 
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from statistics import fmean, median
+from unittest import mock
 
 from pardemo.planner import hardware
 from pardemo.planner.estimate import FULLEST
-from pardemo.planner.layouts import configurations
+from pardemo.planner.layouts import configurations, fine_tune_memory
 from pardemo.planner.layouts.configurations import shape_of_config
-from pardemo.planner.layouts.fine_tune_memory import OVERHEADS, Overheads, peak
+from pardemo.planner.layouts.fine_tune_memory import predict_peak
 from pardemo.planner.layouts.job import FUSED_NORMS, fine_tune
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.programs import Program
@@ -30,7 +31,7 @@ from pardemo.planner.layouts.published.finetune_runs import (
     halves,
     read_fine_tunes,
 )
-from pardemo.planner.layouts.step import step
+from pardemo.planner.layouts.step import predict_step
 from pardemo.planner.layouts.tuning import FULL
 
 #: In GB, by halves: the runs tell no finer.
@@ -54,14 +55,14 @@ def room(run: ReportedRun) -> float:
 
 def fits(run: ReportedRun) -> bool:
     """Whether the planner says that it fits."""
-    return peak(run.job, run.layout).peak_bytes <= room(run)
+    return predict_peak(run.job, run.layout).peak_bytes <= room(run)
 
 
-def error(run: ReportedRun, overheads: Overheads = OVERHEADS) -> float | None:
+def error(run: ReportedRun) -> float | None:
     """Predicted over known peak, less 1."""
     if run.peak_gb is None:
         return None
-    return peak(run.job, run.layout, overheads).peak_bytes / 1e9 / run.peak_gb - 1
+    return predict_peak(run.job, run.layout).peak_bytes / 1e9 / run.peak_gb - 1
 
 
 def time_error(run: ReportedRun, program: Program | None = None) -> float | None:
@@ -70,13 +71,21 @@ def time_error(run: ReportedRun, program: Program | None = None) -> float | None
         return None
     own = run.job.program
     program = own if program is None else program.but(engine=own.engine, supports=own.supports)
-    return step(replace(run.job, program=program), run.layout).seconds / run.seconds - 1
+    return predict_step(replace(run.job, program=program), run.layout).seconds / run.seconds - 1
 
 
-def of_memory(runs: Sequence[ReportedRun]) -> Overheads:
-    """What misses the peaks least."""
-    tried = [Overheads(allocator * 1e9, logits) for allocator, logits in itertools.product(ALLOCATOR, LOGITS_OF_INT4)]
-    return min(tried, key=lambda one: fmean(abs(error(run, one) or 0.0) for run in runs))
+def of_memory(runs: Sequence[ReportedRun]) -> dict[str, float]:
+    """The constants of :mod:`.fine_tune_memory` that miss the peaks least."""
+
+    def missed(constants: dict[str, float]) -> float:
+        with mock.patch.multiple(fine_tune_memory, **constants):
+            return fmean(abs(error(run) or 0.0) for run in runs)
+
+    tried = [
+        {"ALLOCATOR_BYTES": allocator * 1e9, "INT4_LOGIT_BYTES": logits}
+        for allocator, logits in itertools.product(ALLOCATOR, LOGITS_OF_INT4)
+    ]
+    return min(tried, key=missed)
 
 
 def of_time(runs: Sequence[ReportedRun]) -> Program:
@@ -104,7 +113,7 @@ def of_plain(found: Program) -> Program:
             job = fine_tune(
                 shape, machine, FULL, f"zero-{stage}", 8, batch, 4096, accumulation=64 // 8 // batch, program=one
             )
-            misses.append(abs(64 / step(*job).seconds / rate - 1))
+            misses.append(abs(64 / predict_step(*job).seconds / rate - 1))
         return fmean(misses)
 
     return min((found.but(name="transformers", uncut_passes=moved, cut_passes=moved) for moved in PLAIN), key=missed)
@@ -130,7 +139,7 @@ def errors(runs: Sequence[ReportedRun]) -> Iterator[str]:
             f"{len(ran)}, of which it fits {sum(map(fits, ran))}; {len(peaks)} peaks, median error "
             f"{100 * median(peaks):.0f} %"
         )
-    near = [run for run in reports if TIGHT * room(run) < peak(run.job, run.layout).peak_bytes <= room(run)]
+    near = [run for run in reports if TIGHT * room(run) < predict_peak(run.job, run.layout).peak_bytes <= room(run)]
     died = sum(run.outcome == "oom" for run in near)
     yield f"of {len(near)} reports that it puts between {TIGHT:.0%} and all of the room {died} ran out of memory"
 

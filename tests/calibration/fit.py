@@ -14,12 +14,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from pardemo.planner.layouts.memory import memory
+from pardemo.planner.layouts.memory import predict_memory
 from pardemo.planner.layouts.programs import Program, find_program
 from pardemo.planner.layouts.published import against
 from pardemo.planner.layouts.published.against import ComparedRun, Halves, compare, errors
 from pardemo.planner.layouts.published.runs import PublishedRun
-from pardemo.planner.layouts.step import step
+from pardemo.planner.layouts.step import predict_step
 from pardemo.tables import text_table
 
 SOFT = 0.1
@@ -174,11 +174,11 @@ def fit(
 
 
 def _miss(run: PublishedRun) -> float:
-    return math.log(step(run.job, run.layout).seconds / run.seconds)
+    return math.log(predict_step(run.job, run.layout).seconds / run.seconds)
 
 
 def _miss_memory(run: PublishedRun) -> float:
-    return math.log(memory(run.job, run.layout).peak_bytes / run.peak_bytes)
+    return math.log(predict_memory(run.job, run.layout).peak_bytes / run.peak_bytes)
 
 
 if __name__ == "__main__":

@@ -8,11 +8,11 @@ from typing import Any
 
 from pardemo import project
 from pardemo.planner.layouts import intervals
-from pardemo.planner.layouts.fine_tune_memory import peak
+from pardemo.planner.layouts.fine_tune_memory import predict_peak
 from pardemo.planner.layouts.intervals import COVERAGE, FINE_TUNES, RATIOS, kinds_of_runs, stage_hosts
 from pardemo.planner.layouts.published import against, finetune_runs, loaders
 from pardemo.planner.layouts.published.against import LEAST_MFU, ComparedRun
-from pardemo.planner.layouts.step import step
+from pardemo.planner.layouts.step import predict_step
 
 #: The published tables; in ``newer`` those of releases and machines after the book's.
 TABLES = sorted(
@@ -45,8 +45,8 @@ def of_all() -> dict[str, Any]:
     """
     found: dict[str, Any] = ratios(*kept_back())
     judged = finetune_runs.halves(list(finetune_runs.read_fine_tunes(finetune_runs.folder() / "finetunes.csv")))[1]
-    timed = [run.seconds / step(run.job, run.layout).seconds for run in judged if run.seconds]
-    held = [run.peak_gb * 1e9 / peak(run.job, run.layout).peak_bytes for run in judged if run.peak_gb]
+    timed = [run.seconds / predict_step(run.job, run.layout).seconds for run in judged if run.seconds]
+    held = [run.peak_gb * 1e9 / predict_peak(run.job, run.layout).peak_bytes for run in judged if run.peak_gb]
     for what, known in (("seconds", timed), ("bytes", held)):
         found[what][FINE_TUNES] = sorted(round(ratio, 3) for ratio in known)
     found["faster a month"] = {"megatron-core": faster(found["seconds"])}

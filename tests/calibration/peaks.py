@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from transformers import LlamaConfig
 
-from pardemo.planner import memory_curve
-from pardemo.planner.footprint import LINES
+from pardemo.planner.dry_run import memory_curve
+from pardemo.planner.dry_run.footprint import LINES
 from pardemo.planner.job import RankJob
+from pardemo.planner.layouts.layout import Layout
 
 GIST = "LLaMA-7B on 8 A800, DeepSpeed 0.14.2 (gist chenyaofo/d4cd6a20ab4b95cb3a49491747e2139a)"
 TITAN = "torchtitan, llama3_h100_202412: Llama-3 8B on 8 H100, FSDP2, full recomputation"
@@ -46,7 +47,8 @@ def published() -> list[Peak]:
 
 def planned(peak: Peak) -> float:
     """Bytes of tensors at the peak, and where it is what torch reserved, what its allocator holds beside them."""
-    lines = memory_curve.Curve.at_one(peak.job).estimate(peak.job.batch).lines
+    layout = Layout(micro_batch=peak.job.batch, accumulation=peak.job.accumulation)
+    lines = memory_curve.Curve(peak.job, scales=False).estimate(layout).lines
     tensors = sum(lines[name] for name in LINES)
     return tensors if peak.counted == "allocated" else tensors + lines["allocator"]
 

@@ -151,7 +151,7 @@ def planned_layout(model: str, gpus: int, link: int, sequence: int, tp: int, pp:
         sharding=sharding if dp > 1 else "none",
     )  # fmt: skip
     check_layout(layout, shape, gpus, sequence)
-    if not PlannedLayout(job, layout).fits:
+    if not PlannedLayout(job, layout).has_room:
         layout = layout.but(recompute="full")
     return PlannedLayout(job, layout)
 

@@ -1,7 +1,7 @@
 """Explains layouts and a search's result as text and JSON: time and memory part by part, each with its constants."""
 
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from pardemo.planner.estimate import RESERVE
@@ -74,10 +74,10 @@ def layout_json(planned: PlannedLayout) -> dict[str, Any]:
     """Returns a layout for JSON: its time and memory, part by part, with their intervals of four of five cases."""
     seconds, held = planned.interval, of_bytes(planned.job, planned.layout, planned.peak_bytes)
     return {
-        "layout": asdict(planned.layout), "seconds": planned.seconds, "seconds_low": seconds.low,
+        "layout": planned.layout.as_words(), "seconds": planned.seconds, "seconds_low": seconds.low,
         "seconds_high": seconds.high, "interval": seconds.why, "mfu": planned.step.mfu,
         "tokens_per_s": planned.step.tokens_per_s, "peak_bytes": planned.peak_bytes, "peak_bytes_low": held.low,
-        "peak_bytes_high": held.high, "fits": planned.fits, "headroom": planned.headroom,
+        "peak_bytes_high": held.high, "fits": planned.has_room, "headroom": planned.headroom,
         "parts": planned.step.parts, "lines": planned.memory.lines,
     }  # fmt: skip
 
@@ -153,7 +153,7 @@ def describe_fit(planned: PlannedLayout) -> str:
     """Says in one line whether the fullest GPU has the room."""
     sizes = planned.peak_bytes, planned.job.machine.gpu.memory_bytes, planned.usable_bytes
     needed, capacity, free = (three_digits(value / GB) for value in sizes)
-    verdict = "fits" if planned.fits else "does not fit"
+    verdict = "fits" if planned.has_room else "does not fit"
     return f"{needed} GB of {capacity}: {verdict} ({100 * RESERVE:g} % stay free, so there is room for {free})"
 
 
@@ -176,10 +176,10 @@ def search_json(answer: SearchResult, changed: Changed, assumed: dict[str, Any],
 def describe_job(job: Job, assumed: dict[str, Any]) -> str:
     """Returns two lines: the job and its machine, with the options that are defaults; then what is not planned."""
     between = three_digits(assumed["link_bytes_per_s"] * 8 / 1e9)
-    hosts, each, defaults = assumed["hosts"], assumed["host_gpus"], assumed["defaults"]
+    hosts, defaults = assumed["hosts"], assumed["defaults"]
     samples = assumed["samples_per_step"]
     link = f", {between} Gbit/s between hosts ({assumed['link']})" if hosts > 1 else ""
-    place = f"{hosts} hosts of {each}" if hosts > 1 else "one host"
+    on_hosts = f"{hosts} hosts of {assumed['host_gpus']}" if hosts > 1 else "one host"
     usual = [
         option for option in defaults if option in ("--per-step", "--sequence") or (option == "--hosts" and hosts > 1)
     ]
@@ -193,7 +193,7 @@ def describe_job(job: Job, assumed: dict[str, Any]) -> str:
     return (
         f"{trained}, {job.shape.params / 1e9:.1f}B parameters, as {job.program.name} "
         f"{job.program.release}{' ' * bool(job.program.release)}runs it ({job.program.fitted_to})\n"
-        f"{assumed['gpus']} × {assumed['gpu']} on {place}{link}; {samples:,} sample{'s' * (samples != 1)} of "
+        f"{assumed['gpus']} × {assumed['gpu']} on {on_hosts}{link}; {samples:,} sample{'s' * (samples != 1)} of "
         f"{job.sequence:,} tokens a step, {job.precision}" + (f" (defaults: {', '.join(usual)})" if usual else "")
     ) + left_out
 
@@ -255,7 +255,7 @@ def search_text(
 
 def changed_line(name: str, best: PlannedLayout, same: PlannedLayout) -> str:
     """Says what a changed assumption does to the best layout, and which layout is the best then."""
-    verdict = f"{same.seconds:.2f} s" if same.fits else "no longer fits"
+    verdict = f"{same.seconds:.2f} s" if same.has_room else "no longer fits"
     other = "still the best" if best.layout == same.layout else f"then {best.layout}, {best.seconds:.2f} s"
     return f"if {name}: {verdict}; {other}"
 

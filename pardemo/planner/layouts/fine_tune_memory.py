@@ -5,34 +5,20 @@ holds is read from the sources of Transformers' models, PEFT and DeepSpeed 0.19,
 """
 
 import math
-from dataclasses import dataclass
 
-from pardemo.planner.estimate import BUILT_SHARDED, CONTEXT_BYTES, NCCL_BYTES, Memory
-from pardemo.planner.layouts.fine_tune_step import LIVE, stage_of
-from pardemo.planner.layouts.job import Job, engine_of
+from pardemo.planner.estimate import CONTEXT_BYTES, NCCL_BYTES, Memory
+from pardemo.planner.layouts.fine_tune_step import LIVE_ELEMENTS
+from pardemo.planner.layouts.job import Job, check_fine_tune
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.shape import Shape
 from pardemo.planner.layouts.tuning import STATES, Tuning, adapted, adapter_params, trained_params, weight_bytes
 
-LOGITS = 12.0  # of each: in fp32, its softmax and its gradient (``ForCausalLMLoss`` of Transformers)
-FUSED = 1024  # tokens of a piece of a fused loss
-SUB_GROUP = 1_000_000_000  # elements that stage 3 updates at once (``sub_group_size``)
-
-
-@dataclass(frozen=True)
-class Overheads:
-    """Bytes that no source states: fitted to every second one of Qwen's 57 runs.
-
-    Args:
-        allocator: what torch's allocator keeps beside tensors, and libraries' workspaces.
-        logits_of_int4: of each logit beside GPTQ's weights, whose model computes in fp16.
-    """
-
-    allocator: float = 2.0e9
-    logits_of_int4: float = 8.0
-
-
-OVERHEADS = Overheads()
+LOGIT_BYTES = 12.0  # of a logit: in fp32, its softmax and its gradient (``ForCausalLMLoss`` of Transformers)
+FUSED_LOSS_TOKENS = 1024  # of a piece of a fused loss
+SUB_GROUP_ELEMENTS = 1_000_000_000  # that stage 3 updates at once (``sub_group_size``)
+# No source states the next two: they are fitted to every second one of Qwen's 57 runs.
+ALLOCATOR_BYTES = 2.0e9  # what torch's allocator keeps beside tensors, and libraries' workspaces
+INT4_LOGIT_BYTES = 8.0  # of a logit beside GPTQ's weights, whose model computes in fp16
 
 
 def kept_of_a_token(shape: Shape, tuning: Tuning, scores: int = 0, inputs: bool = False, tp: int = 1) -> float:
@@ -79,27 +65,28 @@ def _mean_ffn_hidden(shape: Shape) -> float:
 
 def states(job: Job, layout: Layout) -> dict[str, float]:
     """Returns the bytes that stay over a step: weights, gradients, the optimizer's states."""
-    shape, tuning, n, engine = job.shape, job.tuning, layout.dp, engine_of(job, layout)
+    shape, tuning, n, engine = job.shape, job.tuning, layout.dp, job.program.engine
     model_parallel = layout.tp * layout.pp
     adapters = adapter_params(tuning, shape) / model_parallel
     trained = trained_params(tuning, shape) / model_parallel
     frozen = weight_bytes(tuning, shape) / model_parallel * tuning.lora
-    state_bytes, param_bytes = _states(job, layout), 2.0
-    if engine == "plain" and trained:  # adapters may be in fp32 beside weights in 16 bits
+    # with DeepSpeed's master copy in fp32
+    state_bytes, param_bytes = STATES[tuning.optimizer] + (4 if job.program.deepspeed else 0), 2.0
+    if engine == "torch" and trained:  # adapters may be in fp32 beside weights in 16 bits
         base_bytes = 4.0 if tuning.base == "fp32" else 2.0
         param_bytes = base_bytes + (4.0 - base_bytes) * tuning.adapters_fp32 * adapters / trained
         state_bytes = 2 * param_bytes if tuning.optimizer in ("adamw", "adamw-foreach") else state_bytes
     elif engine == "fsdp2":  # fp32 shards, which are the master copy
         param_bytes = 4.0
     parameters, gradients, optimizer_states = param_bytes * trained, param_bytes * trained, state_bytes * trained
-    stage = 3 if engine == "fsdp2" else stage_of(engine) or 0
+    stage = layout.zero_stage
     optimizer_states /= n if stage >= 1 else 1
     gradients /= n if stage >= 2 else 1
     if stage == 3:
         parameters, frozen = parameters / n, frozen / n
-    if layout.on_host != "none":
+    if layout.host_states != "none":
         optimizer_states, gradients = 0.0, (0.0 if stage >= 2 else gradients)
-    if layout.on_host == "optimizer+parameters":
+    if layout.host_states == "optimizer+parameters":
         parameters, frozen = 0.0, 0.0
     return {
         "parameters": parameters, "frozen parameters": frozen, "gradients": gradients,
@@ -107,23 +94,19 @@ def states(job: Job, layout: Layout) -> dict[str, float]:
     }  # fmt: skip
 
 
-def _states(job: Job, layout: Layout) -> float:
-    """Returns the bytes of the optimizer's states of a trained parameter, with DeepSpeed's master copy in fp32."""
-    return STATES[job.tuning.optimizer] + (4 if job.program.engine == "deepspeed" else 0)
-
-
-def moments(job: Job, layout: Layout, overheads: Overheads = OVERHEADS) -> dict[str, dict[str, float]]:
+def moments(job: Job, layout: Layout) -> dict[str, dict[str, float]]:
     """Returns the bytes by line at the loss, in the backward pass of a layer, and in the update."""
-    shape, tuning, h, engine = job.shape, job.tuning, job.shape.hidden, engine_of(job, layout)
-    stage, recomputes, tokens = stage_of(engine), layout.recompute == "full", layout.micro_batch * job.sequence
+    shape, tuning, h, fsdp2 = job.shape, job.tuning, job.shape.hidden, job.program.engine == "fsdp2"
+    stage = layout.zero_stage if job.program.deepspeed else 0  # of DeepSpeed: what FSDP2 gathers has rules of its own
+    recomputes, tokens = layout.recompute == "full", layout.micro_batch * job.sequence
     model_states = states(job, layout)
     kept = kept_of_a_token(shape, tuning, 0 if job.fused else job.sequence, stage == 3, layout.tp)
     layer_bytes = 2.0 * h if recomputes else kept
     ends = (10.0 if shape.gated and not tuning.lora else 6.0) * h  # the embeddings, the last norm
     in_flight = min(layout.pp, layout.accumulation)
     activations = tokens * (in_flight * shape.layers / layout.pp * layer_bytes + ends)
-    logit_tokens = min(tokens * tuning.labels, FUSED if tuning.fused_loss else math.inf)
-    logit_bytes = overheads.logits_of_int4 if tuning.base == "int4" else LOGITS
+    logit_tokens = min(tokens * tuning.labels, FUSED_LOSS_TOKENS if tuning.fused_loss else math.inf)
+    logit_bytes = INT4_LOGIT_BYTES if tuning.base == "int4" else LOGIT_BYTES
     logits = logit_bytes * shape.vocabulary * logit_tokens / layout.tp
     buffers = {"gathered parameters": _gathered(job, layout), "buckets": _buckets(job, layout)}
     states_at_loss = dict(model_states)
@@ -138,7 +121,7 @@ def moments(job: Job, layout: Layout, overheads: Overheads = OVERHEADS) -> dict[
     kept_activations = lower_activations if late_bucket else activations - 2 * tokens * h
     backward = model_states | buffers | {"activations": kept_activations}
     backward["temporaries"] = temporary_bytes
-    if engine == "fsdp2" and layout.dp > 1:  # a layer that is whole; its gradients on their way, if it has any
+    if fsdp2 and layout.dp > 1:  # a layer that is whole; its gradients on their way, if it has any
         layer = _layer_bytes(job, layout)
         gathered = buffers["gathered parameters"] + layer
         backward |= {"gathered parameters": gathered, "buckets": (1 if tuning.lora else 2) * layer}
@@ -146,7 +129,7 @@ def moments(job: Job, layout: Layout, overheads: Overheads = OVERHEADS) -> dict[
     if stage == 1:  # the others' parts are given back first
         update["gradients"] = model_states["gradients"] / layout.dp
     by_moment = {"loss": loss, "backward": backward, "update": update}
-    if engine == "fsdp2" and layout.dp > 1:  # the root's and the first layer's, and what they are copied from
+    if fsdp2 and layout.dp > 1:  # the root's and the first layer's, and what they are copied from
         by_moment["first layer"] = model_states | {"gathered parameters": gathered, "buckets": gathered}
         last = {"gathered parameters": gathered, "buckets": 2 * layer, "activations": lower_activations}
         by_moment["last layers"] = model_states | last
@@ -156,29 +139,25 @@ def moments(job: Job, layout: Layout, overheads: Overheads = OVERHEADS) -> dict[
 def _gathered(job: Job, layout: Layout) -> float:
     """Returns the bytes of whole parameters that stage 3 or FSDP2 has gathered when the loss is there.
 
-    Stage 3 keeps what it needs again before it has gone through :data:`LIVE` elements; FSDP2 the root's, which are the
+    Stage 3 keeps what it needs again before it has gone through :data:`LIVE_ELEMENTS`; FSDP2 the root's, which are the
     embedding, the head, and a layer on either side.
     """
-    shape, engine = job.shape, engine_of(job, layout)
-    if layout.dp == 1 or engine not in ("zero-3", "fsdp2"):
+    shape = job.shape
+    if layout.dp == 1 or layout.zero_stage < 3:
         return 0.0
-    if engine == "fsdp2":
+    if not job.program.deepspeed:
         return 2.0 * shape.embedding_and_head_params / layout.tp
-    return min(
-        2.0 * shape.params / layout.tp, max(2.0 * LIVE, 2 * shape.head_params / layout.tp + _layer_bytes(job, layout))
-    )
+    kept_bytes = max(2.0 * LIVE_ELEMENTS, 2 * shape.head_params / layout.tp + _layer_bytes(job, layout))
+    return min(2.0 * shape.params / layout.tp, kept_bytes)
 
 
 def _buckets(job: Job, layout: Layout) -> float:
     """Returns the bytes of communication buffers: stage 1's and 3's of gradients, FSDP2's of a layer."""
-    engine = engine_of(job, layout)
     if layout.dp == 1:
         return 0.0
-    if engine in ("zero-1", "zero-3"):
-        return 2 * job.program.bucket_elements
-    if engine == "fsdp2":
+    if job.program.engine == "fsdp2":
         return _layer_bytes(job, layout)
-    return 0.0
+    return 2 * job.program.bucket_elements if layout.zero_stage in (1, 3) else 0.0
 
 
 def _layer_bytes(job: Job, layout: Layout) -> float:
@@ -189,25 +168,30 @@ def _layer_bytes(job: Job, layout: Layout) -> float:
 def _update(job: Job, layout: Layout) -> float:
     """Returns the bytes that the update allocates: of DeepSpeed gradients in fp32, of torch a list of square roots."""
     trained = trained_params(job.tuning, job.shape) / (layout.tp * layout.pp)
-    engine = engine_of(job, layout)
-    stage = stage_of(engine)
-    if stage is not None:
+    stage = layout.zero_stage
+    if job.program.deepspeed:
         owned = trained / (layout.dp if stage else 1)
-        at_once = min(owned, SUB_GROUP) if stage == 3 else owned
-        return 0.0 if layout.on_host != "none" else (6 if stage else 4) * at_once
-    return 2 * trained if engine == "plain" and job.tuning.optimizer == "adamw-foreach" else 0.0
+        at_once = min(owned, SUB_GROUP_ELEMENTS) if stage == 3 else owned
+        return 0.0 if layout.host_states != "none" else (6 if stage else 4) * at_once
+    foreach = job.program.engine == "torch" and job.tuning.optimizer == "adamw-foreach"
+    return 2 * trained if foreach else 0.0
 
 
-def peak(job: Job, layout: Layout, overheads: Overheads = OVERHEADS) -> Memory:
-    """Returns the fullest moment of a step, with what the allocator and CUDA take; its ``phase`` is a moment's name."""
-    by_moment = moments(job, layout, overheads)
+def predict_peak(job: Job, layout: Layout) -> Memory:
+    """Predicts the fullest moment of a step, with what the allocator and CUDA take; its ``phase`` is a moment's name.
+
+    Raises:
+        ValueError: the layout has what fine-tunes are not planned with.
+    """
+    check_fine_tune(job, layout)
+    by_moment = moments(job, layout)
     name = max(by_moment, key=lambda moment: sum(by_moment[moment].values()))
     lines = {line: nbytes for line, nbytes in by_moment[name].items() if nbytes}
-    lines["allocator"] = overheads.allocator
+    lines["allocator"] = ALLOCATOR_BYTES
     lines["CUDA context"] = CONTEXT_BYTES
     if groups := sum(size > 1 for size in (layout.dp, layout.tp, layout.pp)):
         lines["NCCL"] = groups * NCCL_BYTES
     building = None
-    if engine_of(job, layout) in BUILT_SHARDED:
+    if layout.zero_stage == 3:  # the engines of BUILT_SHARDED
         building = 2.0 * job.shape.params / (layout.tp * layout.pp) + CONTEXT_BYTES
     return Memory(lines, name, building)

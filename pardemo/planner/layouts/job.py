@@ -43,15 +43,13 @@ class Job:
             raise ValueError(f"dispatch must be one of {', '.join(DISPATCHERS)}, not {self.dispatch!r}")
         if not self.imbalance >= 1:
             raise ValueError(f"imbalance is the fullest over the average, at least 1, not {self.imbalance!r}")
-        hardware.peak(self.machine.gpu, self.precision)
+        hardware.peak_flops(self.machine.gpu, self.precision)
         if self.frozen:
             self.program.check_lora()
         if self.frozen and self.shape.hybrid and not self.program.engine:
             raise ValueError(f"{self.shape.name}: LoRA is not planned for {HYBRID}")
-        if self.program.engine and self.shape.hybrid:
-            raise ValueError(
-                f"{self.shape.name}: fine-tunes of {HYBRID} are not planned; --search and --explain plan their training"
-            )
+        if self.program.engine:
+            check_not_hybrid(self.shape)
 
     @property
     def frozen(self) -> bool:
@@ -66,7 +64,7 @@ class Job:
     @property
     def peak_flops(self) -> float:
         """Operations/s of the data sheet, in the job's precision."""
-        return hardware.peak(self.machine.gpu, self.precision)
+        return hardware.peak_flops(self.machine.gpu, self.precision)
 
     @property
     def matmul_speedup(self) -> float:
@@ -100,10 +98,22 @@ class Job:
         return {}
 
 
+def check_not_hybrid(shape: Shape) -> None:
+    """Refuses to plan a fine-tune of a hybrid model.
+
+    Raises:
+        ValueError: the model is one.
+    """
+    if shape.hybrid:
+        raise ValueError(
+            f"{shape.name}: fine-tunes of {HYBRID} are not planned; --search and --explain plan their training"
+        )
+
+
 TRANSFORMERS, FUSED_NORMS = OTHER_PROGRAMS["transformers"], OTHER_PROGRAMS["transformers, fused norms"]
-BUCKET = 500_000_000  # DeepSpeed's ``reduce_bucket_size`` and ``allgather_bucket_size``, elements
-#: By name: whose engine it is, and what its ranks share. ``plain``: 16-bit weights and states of torch's optimizer, one
-#: process or DDP; DeepSpeed's stages; FSDP2's fp32 shards of what is trained.
+BUCKET_ELEMENTS = 500_000_000  # DeepSpeed's default of ``reduce_bucket_size`` and ``allgather_bucket_size``
+#: Name of an engine -> the program's ``engine``, and what its ranks share. ``plain``: 16-bit weights and states of
+#: torch's optimizer, one process or DDP; DeepSpeed's stages; FSDP2's fp32 shards of what is trained.
 ENGINES = {
     "plain": ("torch", "none"), "zero-0": ("deepspeed", "none"), "zero-1": ("deepspeed", "zero1"),
     "zero-2": ("deepspeed", "zero2"), "zero-3": ("deepspeed", "zero3"), "fsdp2": ("fsdp2", "zero3"),
@@ -126,21 +136,28 @@ def fine_tune(
     fused: bool = True,
     checkpointing: bool = True,
     accumulation: int = 1,
-    offload: str = "none",
+    host_states: str = "none",
     tp: int = 1,
     pp: int = 1,
-    bucket: float = BUCKET,
+    bucket: float = BUCKET_ELEMENTS,
     overlaps: bool | None = None,
     program: Program = TRANSFORMERS,
 ) -> tuple[Job, Layout]:
     """Returns a fine-tune's job and how it is laid out.
 
     Args:
-        engine: of :data:`ENGINES`. ranks: that share states. batch: samples of a micro-batch; sequence: tokens of each.
-        fused: whether attention is; else its scores are kept, in fp32 and in 16 bits. checkpointing: each layer is
-            recomputed. accumulation: micro-batches of a step. offload: as DeepSpeed's, ``none``, ``optimizer``,
-            ``optimizer+parameters``. tp, pp: tensor-parallel ranks and pipeline stages that each of the ``ranks`` is
-            made of. bucket: elements of DeepSpeed's buckets. overlaps: its ``overlap_comm``. program: constants.
+        engine: name of :data:`ENGINES`.
+        ranks: data-parallel ranks, which share states.
+        batch: samples of a micro-batch.
+        sequence: tokens of a sample.
+        fused: whether attention is fused; else its scores are kept, in fp32 and in 16 bits.
+        checkpointing: whether each layer is recomputed.
+        accumulation: micro-batches of a step.
+        host_states: states in the host's memory, of :data:`~pardemo.planner.estimate.HOST_STATES`.
+        tp, pp: tensor-parallel ranks and pipeline stages that each of the ``ranks`` is made of.
+        bucket: elements of DeepSpeed's buckets.
+        overlaps: DeepSpeed's ``overlap_comm``.
+        program: the constants.
 
     Raises:
         ValueError: there is no such engine, a size is below 1, or the model has state spaces.
@@ -152,13 +169,13 @@ def fine_tune(
     job = Job(shape, machine, program, sequence, fused, tuning=tuning)
     layout = Layout(
         tp, dp=ranks, pp=pp, sharding=sharding, micro_batch=batch, accumulation=accumulation,
-        recompute="full" if checkpointing else "none", on_host=offload,
+        recompute="full" if checkpointing else "none", host_states=host_states,
     )  # fmt: skip
     return job, layout
 
 
-def engine_of(job: Job, layout: Layout) -> str:
-    """Returns the name of a fine-tune's engine, of :data:`ENGINES`.
+def check_fine_tune(job: Job, layout: Layout) -> None:
+    """Refuses a fine-tune's layout that its engine does not have.
 
     Raises:
         ValueError: the layout has what fine-tunes are not planned with; names it.
@@ -166,8 +183,16 @@ def engine_of(job: Job, layout: Layout) -> str:
     lacks = job.program.missing_features(layout)
     if layout.recompute == "selective":
         lacks.append("selective recomputation")
-    for name, each in ENGINES.items():
-        if each == (job.program.engine, layout.sharding) and not lacks:
-            return name
-    lacking = ", ".join(lacks) or layout.sharding
-    raise ValueError(f"fine-tunes by {job.program.engine} are not planned with {lacking}")
+    if lacks or (job.program.engine, layout.sharding) not in ENGINES.values():
+        lacking = ", ".join(lacks) or layout.sharding
+        raise ValueError(f"fine-tunes by {job.program.engine} are not planned with {lacking}")
+
+
+def engine_name(job: Job, layout: Layout) -> str:
+    """Returns the name of a fine-tune's engine, of :data:`ENGINES`, as plans show it.
+
+    Raises:
+        ValueError: as :func:`check_fine_tune`.
+    """
+    check_fine_tune(job, layout)
+    return next(name for name, engine in ENGINES.items() if engine == (job.program.engine, layout.sharding))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pardemo import options
-from pardemo.planner.estimate import OFFLOADS
+from pardemo.planner.estimate import HOST_STATES
 from pardemo.planner.layouts.recomputed import MODULES, missing
 from pardemo.planner.layouts.shape import Shape
 
@@ -15,8 +15,10 @@ CONTEXTS = ("ring", "all-to-all")
 #: By field, the words that it may be.
 WORDS = {
     "sharding": SHARDING, "recompute": RECOMPUTE, "schedule": ("1f1b", "zb-h1"), "context": CONTEXTS,
-    "on_host": OFFLOADS,
+    "host_states": HOST_STATES,
 }  # fmt: skip
+#: Fields that have other names on the command line, in files of runs and in JSON.
+WRITTEN = {"offloaded_layers": "offload", "recomputed_modules": "modules", "host_states": "on_host"}
 COUNTS = ("tp", "cp", "dp", "pp", "ep", "etp", "micro_batch", "accumulation", "chunks")
 
 
@@ -43,25 +45,26 @@ class Layout:
     recompute: str = "none"  # or selective, full
     schedule: str = "1f1b"  # interleaved where there are chunks; or zb-h1 (zero bubble)
     context: str = "ring"  # keys and values go round it; or all-to-all: each rank gets some heads (Ulysses)
-    offload: int = 0  # layers of a rank whose activations wait in the host's memory for the backward pass
-    modules: tuple[str, ...] = ()  # recomputed selectively, by Megatron-core's names; (): the program's own choice
-    on_host: str = "none"  # states in the host's memory, as DeepSpeed offloads them: optimizer, optimizer+parameters
+    offloaded_layers: int = 0  # layers of a rank whose activations wait in the host's memory for the backward pass
+    recomputed_modules: tuple[str, ...] = ()  # selectively, by Megatron-core's names; (): the program's own choice
+    host_states: str = "none"  # states in the host's memory, as DeepSpeed offloads them; of HOST_STATES
 
     def __post_init__(self):
         counts = [getattr(self, name) for name in COUNTS]
         if set(map(type, counts)) != {int} or min(counts) < 1:  # a search makes a hundred thousand layouts
             for name, value in zip(COUNTS, counts, strict=True):
                 options.whole(value, name)
-        options.whole(self.offload, "offload", 0)
+        options.whole(self.offloaded_layers, WRITTEN["offloaded_layers"], 0)
         for name, allowed in WORDS.items():
             if (value := getattr(self, name)) not in allowed:
-                raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
-        if unknown := [name for name in self.modules if name not in MODULES]:
+                raise ValueError(f"{WRITTEN.get(name, name)} must be one of {', '.join(allowed)}, not {value!r}")
+        if unknown := [name for name in self.recomputed_modules if name not in MODULES]:
             raise ValueError(f"no module {unknown[0]!r} is recomputed; there are {', '.join(MODULES)}")
-        if self.modules:
+        if self.recomputed_modules:
             if self.recompute != "selective":
                 raise ValueError(f"modules are recomputed by selective recomputation, not by {self.recompute}")
-            object.__setattr__(self, "modules", tuple(name for name in MODULES if name in self.modules))
+            in_order = tuple(name for name in MODULES if name in self.recomputed_modules)
+            object.__setattr__(self, "recomputed_modules", in_order)
 
     @property
     def gpus(self) -> int:
@@ -88,12 +91,21 @@ class Layout:
         return max(1, (self.replicas if ranks is None else ranks) * self.tp // self.expert_ranks)
 
     @property
+    def zero_stage(self) -> int:
+        """The stage of ZeRO whose states are sharded, 0 where none are; FSDP is stage 3."""
+        return SHARDING.index(self.sharding)
+
+    @property
     def shards(self) -> int:
         """Ranks over which the states that are shared are shared."""
         return 1 if self.sharding == "none" else self.shard_group or self.replicas
 
     def but(self, **changes: Any) -> "Layout":
         return Layout(**{**self.__dict__, **changes})  # a quarter of a search's time was dataclasses.replace
+
+    def as_words(self) -> dict[str, Any]:
+        """Returns all fields by their names on the command line and in JSON."""
+        return {WRITTEN.get(name, name): value for name, value in self.__dict__.items()}
 
     def __str__(self) -> str:
         degrees = ((n, getattr(self, n)) for n in ("tp", "cp", "pp", "dp", "ep", "etp"))
@@ -103,9 +115,9 @@ class Layout:
             self.sharding != "none" and f"{self.sharding}{group}",
             f"{self.micro_batch}×{self.accumulation}",
             self.chunks > 1 and f"v{self.chunks}",
-            self.recompute != "none" and f"recompute {'+'.join(self.modules) or self.recompute}",
-            self.offload and f"offload {self.offload}",
-            self.on_host != "none" and f"{self.on_host} on the host",
+            self.recompute != "none" and f"recompute {'+'.join(self.recomputed_modules) or self.recompute}",
+            self.offloaded_layers and f"offload {self.offloaded_layers}",
+            self.host_states != "none" and f"{self.host_states} on the host",
             self.context != "ring" and self.cp > 1 and f"context {self.context}",
             self.schedule != "1f1b" and self.pp > 1 and f"schedule {self.schedule}",
         )
@@ -121,7 +133,7 @@ def recomputation(word: str) -> dict[str, Any]:
         raise ValueError(
             f"recompute must be one of {', '.join(RECOMPUTE)}, or modules as moe_act+layernorm, not {word!r}"
         )
-    return {"recompute": "selective", "modules": names}
+    return {"recompute": "selective", "recomputed_modules": names}
 
 
 def exchanges_heads(layout: Layout, shape: Shape) -> bool:
@@ -164,7 +176,7 @@ def _wrongs(
         yield f"{shape.layers} layers cannot be cut into PP {pp} × {chunks} chunks; at most {most}"
     if ep > 1 and experts is None:
         yield f"EP {ep} needs a model with experts; {name} has none"
-    for module in layout.modules:
+    for module in layout.recomputed_modules:
         if needed := missing(module, shape):
             yield f"to recompute {module} a model needs {needed}; {name} has none"
     if layout.gpus != gpus:

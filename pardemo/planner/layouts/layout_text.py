@@ -1,11 +1,11 @@
 """Reads a layout from the words of a command's option, or as a search prints it."""
 
 import re
-from dataclasses import fields
+from dataclasses import Field, fields
 from typing import Any
 
 from pardemo.planner.layouts.job import Job
-from pardemo.planner.layouts.layout import Layout, check_layout, recomputation
+from pardemo.planner.layouts.layout import WRITTEN, Layout, check_layout, recomputation
 from pardemo.planner.layouts.step import why_not
 
 #: What a printed layout says, and the fields that it means.
@@ -36,16 +36,18 @@ def parse_layout(text: str, job: Job, batch: int | None = None) -> Layout:
     values: dict[str, Any] = {}
     for word in filter(None, (part.strip() for part in text.split(","))):
         name, _, value = word.partition("=")
-        if name in values:
+        field = _field(name)
+        if field.name in values:
             raise ValueError(f"{name} is said twice in {text!r}")
-        values |= recomputation(value) if name == "recompute" and "modules" not in values else _field(name, value)
+        names_modules = name == "recompute" and "recomputed_modules" not in values
+        values |= recomputation(value) if names_modules else {field.name: _value(field, name, value)}
     layout = Layout(**values)
     if "dp" not in values:
         layout = layout.but(dp=max(1, job.machine.gpus // (layout.tp * layout.cp * layout.pp)))
-    each = layout.dp * layout.micro_batch
-    divides = batch is None or batch % each == 0
+    at_once = layout.dp * layout.micro_batch  # samples
+    divides = batch is None or batch % at_once == 0
     if batch and "accumulation" not in values:  # one that every schedule takes, where the batch is told of below
-        layout = layout.but(accumulation=batch // each if divides else layout.pp)
+        layout = layout.but(accumulation=batch // at_once if divides else layout.pp)
     # first: it may be a wrong degree that does not divide
     check_layout(layout, job.shape, job.machine.gpus, job.sequence, job.program.embedding_and_loss_as_layers)
     if not divides:
@@ -64,15 +66,21 @@ def parse_layout(text: str, job: Job, batch: int | None = None) -> Layout:
     return layout
 
 
-def _field(name: str, value: str) -> dict[str, Any]:
-    """Returns the value of a field of a layout, of the kind that its default is."""
-    kinds: dict[str, Any] = {field.name: type(field.default) for field in fields(Layout)}
-    if name not in kinds:
-        raise ValueError(f"no {name!r} in a layout; there are {', '.join(kinds)}, as tp=8,pp=4")
+def _field(name: str) -> Field:
+    """Returns the field of a layout that has this name on the command line."""
+    by_name = {WRITTEN.get(field.name, field.name): field for field in fields(Layout)}
+    if name not in by_name:
+        raise ValueError(f"no {name!r} in a layout; there are {', '.join(by_name)}, as tp=8,pp=4")
+    return by_name[name]
+
+
+def _value(field: Field, name: str, text: str) -> Any:
+    """Returns the value of a field, of the kind that its default is; ``name``: on the command line."""
+    kind: Any = type(field.default)
     try:
-        if kinds[name] is tuple:
-            return {name: tuple(filter(None, value.split("+")))}
-        return {name: _TRUTH[value.lower()] if kinds[name] is bool else kinds[name](value)}
+        if kind is tuple:
+            return tuple(filter(None, text.split("+")))
+        return _TRUTH[text.lower()] if kind is bool else kind(text)
     except (KeyError, ValueError):
-        needed = "yes or no" if kinds[name] is bool else "a number"
-        raise ValueError(f"'{name}={value}': {name} must be {needed}") from None
+        needed = "yes or no" if kind is bool else "a number"
+        raise ValueError(f"'{name}={text}': {name} must be {needed}") from None

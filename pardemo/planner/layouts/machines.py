@@ -1,11 +1,11 @@
 """Describes GPUs on hosts for the time model: rates that programs reach, links with a start-up time."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from pardemo.planner.estimate import FULLEST, RESERVE
-from pardemo.planner.hardware import Gpu
-from pardemo.planner.profile import GpuProfile
+from pardemo.planner.hardware import LINKS, USUAL_LINK, Gpu
 from pardemo.planner.rates import LINK_SHARE, matrix
 
 MEMORY_SHARE = 0.85  # of the datasheet's bandwidth, by operations element by element
@@ -14,25 +14,40 @@ MEMORY_SHARE = 0.85  # of the datasheet's bandwidth, by operations element by el
 ATTENTION = 0.62
 
 
+class Link(NamedTuple):
+    """The link between hosts: words that say which one it is, and bytes/s of a host's adapters together, one way.
+
+    The rate is the data sheet's, of which a part is reached, or what was reached (``measured``).
+    """
+
+    words: str
+    bytes_per_s: float
+    measured: bool = False
+
+
 @dataclass(frozen=True)
 class Machine:
     """GPUs of one kind on hosts.
 
     Args:
-        gpu: from :mod:`pardemo.planner.hardware`. gpus: in all; host_gpus: of one host.
+        gpu: the kind, from :mod:`pardemo.planner.hardware`.
+        gpus: GPUs of all hosts together.
+        host_gpus: GPUs of a host.
         between: bytes/s of a host's adapters together, one way.
         latency_within, latency_between: seconds before a collective's first byte is there, for each doubling of ranks,
             or before a message's.
-        link_share: of a link's rate, what large messages reach.
+        link_share: share of a link's rate that large messages reach.
+        link: the link that ``between`` was computed from, for readers; None where somebody gave the rate alone.
     """
 
     gpu: Gpu
     gpus: int = 8
     host_gpus: int = 8
-    between: float = 12.5e9
+    between: float = LINKS[USUAL_LINK]
     latency_within: float = 50e-6
     latency_between: float = 250e-6
     link_share: float = LINK_SHARE
+    link: Link | None = field(default=None, compare=False)
 
     def __post_init__(self):
         for name in ("gpus", "host_gpus"):
@@ -59,6 +74,11 @@ class Machine:
     @property
     def hosts(self) -> int:
         return math.ceil(self.gpus / self.host_gpus)
+
+    @property
+    def link_bytes_per_s(self) -> float:
+        """Bytes/s of a host's adapters, by their data sheet or as measured."""
+        return self.between if self.link is None else self.link.bytes_per_s
 
     @property
     def most_bytes(self) -> float:
@@ -155,13 +175,3 @@ class Machine:
 def distinct(chosen: int, places: int) -> float:
     """Returns the expected number of different places among ``chosen`` random ones of ``places``."""
     return places * (1 - (1 - 1 / places) ** chosen)
-
-
-def machine(profile: GpuProfile, gpus: int, host_gpus: int, between: float | None = None) -> Machine:
-    """Makes a machine of a profile's GPUs. ``between``: bytes/s of a host's adapters by datasheet, if not measured."""
-    if not profile.gpu.measured:
-        return Machine(profile.gpu, gpus, host_gpus, between or 12.5e9)
-    rate = (between or 12.5e9) * LINK_SHARE if between or profile.between is None else profile.between
-    latencies = {"latency_within": profile.latency_within, "latency_between": profile.latency_between}
-    measured = {name: seconds for name, seconds in latencies.items() if seconds is not None}
-    return Machine(profile.gpu, gpus, host_gpus, rate, link_share=1.0, **measured)

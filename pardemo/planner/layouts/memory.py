@@ -1,7 +1,7 @@
 """Predicts a GPU's bytes in a step: what a rank of the fullest pipeline stage holds, line by line."""
 
 from pardemo.planner.estimate import Memory
-from pardemo.planner.layouts.fine_tune_memory import peak
+from pardemo.planner.layouts.fine_tune_memory import predict_peak
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.per_rank import Owned, kept_bytes, owned_layer, owned_params, owned_trained_params
@@ -10,30 +10,30 @@ from pardemo.planner.layouts.step import stages
 LINES = ("parameters", "gradients", "optimizer states", "gathered parameters", "activations", "logits", "program")
 
 
-def memory(job: Job, layout: Layout) -> Memory:
-    """Returns the bytes of a rank of the fullest stage; of a fine-tune under Transformers' Trainer its engine's."""
+def predict_memory(job: Job, layout: Layout) -> Memory:
+    """Predicts the bytes of a rank of the fullest stage; of a fine-tune under Transformers' Trainer its engine's."""
     if job.program.engine:
-        return peak(job, layout)
+        return predict_peak(job, layout)
     split = stages(job, layout)
     equal_stages = len(set(split)) == 1  # then it is the first or the last one
     candidates = {0, layout.pp - 1} if equal_stages else range(layout.pp)
     # of a token and a layer, the same on all stages
     kept_of_a_token = kept_bytes(job, layout), _recomputed_bytes(job, layout)
     return max(
-        (Memory(_stage(job, layout, split, index, *kept_of_a_token), "", stage=index) for index in candidates),
+        (Memory(_stage(job, layout, split, index, *kept_of_a_token), stage=index) for index in candidates),
         key=lambda stage: stage.peak_bytes,
     )
 
 
 def _recomputed_bytes(job: Job, layout: Layout) -> float:
     """Returns the bytes of each token that the layer in its backward pass has beside what it kept."""
-    key = "recomputed", layout.tp, layout.cp, layout.sequence_parallel, layout.recompute, layout.modules
+    key = "recomputed", layout.tp, layout.cp, layout.sequence_parallel, layout.recompute, layout.recomputed_modules
     if key not in job.cache:
         nbytes = 0.0
         if layout.recompute == "full":
             nbytes = kept_bytes(job, layout.but(recompute="none"))
-        elif layout.modules:
-            nbytes = kept_bytes(job, layout.but(recompute="none", modules=())) - kept_bytes(job, layout)
+        elif layout.recomputed_modules:
+            nbytes = kept_bytes(job, layout.but(recompute="none", recomputed_modules=())) - kept_bytes(job, layout)
         job.cache[key] = nbytes
     return job.cache[key]
 
@@ -47,7 +47,7 @@ def _stage(job: Job, layout: Layout, split: list[int], index: int, kept: float, 
         trained = owned_trained_params(job, layout, split, index)
         updated, updated_shard = trained.whole, trained.sharded(layout)
         owned, shard = Owned(owned.dense + trained.dense, owned.experts), shard + updated_shard
-    stage = ("none", "zero1", "zero2", "zero3").index(layout.sharding)
+    stage = layout.zero_stage
     tokens = layout.micro_batch * job.sequence / layout.cp
     micro_batches = in_flight(layout, index)
     gradient_bytes = program.gradient_bytes + program.gradient_copy_bytes
@@ -55,7 +55,7 @@ def _stage(job: Job, layout: Layout, split: list[int], index: int, kept: float, 
         "parameters": program.weight_bytes * (shard if stage == 3 else owned.whole),
         "gradients": gradient_bytes * (updated_shard if stage >= 2 else updated),
         "optimizer states": program.state_bytes * (updated_shard if stage >= 1 else updated),
-        "activations": micro_batches * max(0, split[index] - layout.offload) * tokens * kept,
+        "activations": micro_batches * max(0, split[index] - layout.offloaded_layers) * tokens * kept,
         "program": program.program_bytes,
     }
     if stage >= 2 and program.bucketed_gradients:  # beside those that are kept

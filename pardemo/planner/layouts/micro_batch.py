@@ -17,7 +17,10 @@ PARTS = (
 MOST_OF_ALONE = 1.05  # of what matrix multiplications reach alone, as measured with one release of cuBLAS
 BACKWARD_ATTENTION = 2.5  # of its forward: five matrix multiplications for two (arXiv 2307.08691, 3.1)
 LOSS_BYTES = 16  # read and written for each logit in both passes: bf16 once, fp32 three times
-HIDDEN_RING = 0.8  # of attention, beside which keys and values go round
+#: Times of a forward pass that its backward pass takes, and its share of both.
+BACKWARD_PER_FORWARD = 2
+BACKWARD_SHARE = BACKWARD_PER_FORWARD / (1 + BACKWARD_PER_FORWARD)
+HIDDEN_RING_SHARE = 0.8  # of attention, beside which keys and values go round
 
 
 @dataclass
@@ -56,7 +59,7 @@ def matmul_seconds(job: Job, matmul: Matmul, tp: int, tokens: float, in_bf16: bo
     return full_tile_s * (1 + tile_loss / tokens) * (1 + tile_loss / inputs) * (1 + tile_loss / outputs)
 
 
-def layer(job: Job, layout: Layout, kind: Layer | None = None) -> Parts:
+def layer_seconds(job: Job, layout: Layout, kind: Layer | None = None) -> Parts:
     """Returns the seconds of both passes of a micro-batch through one layer on one rank, with what is recomputed.
 
     ``kind``: by default the model's first.
@@ -68,8 +71,9 @@ def layer(job: Job, layout: Layout, kind: Layer | None = None) -> Parts:
     passes = 4 if recomputes_all else 3  # the backward pass multiplies twice, or once for inputs alone
     blocks = bool(kind.mixer) + bool(kind.mlp)
     exchanges = (3 if recomputes_all else 2) * blocks  # one of each in each pass, and in the recomputed one
-    selective_share = program.selective_matmul_share if layout.recompute == "selective" and not layout.modules else 0.0
-    recomputed_modules = recomputed(shape, layout.modules, kind)
+    selects_itself = layout.recompute == "selective" and not layout.recomputed_modules
+    selective_share = program.selective_matmul_share if selects_itself else 0.0
+    recomputed_modules = recomputed(shape, layout.recomputed_modules, kind)
     exchanges += recomputed_modules.blocks
     matmuls = shape.matmuls(kind)
     matmul_s = sum(matmul_seconds(job, each, layout.tp, tokens) for each in matmuls)
@@ -95,15 +99,15 @@ def layer(job: Job, layout: Layout, kind: Layer | None = None) -> Parts:
         attention_s = (1 + BACKWARD_ATTENTION + recomputes_all) * scan / reached
     launch_s = _launching(job, layout) * blocks / 2
     if kind.mlp == "experts":
-        expert_costs = experts(job, layout)
-        matmul_s += expert_costs.matmul_s
-        moved_bytes += expert_costs.moved_bytes
-        recomputes_experts = "moe" in layout.modules
-        recomputed_s += recomputes_experts * expert_costs.matmul_s
-        recomputed_bytes += recomputes_experts * expert_costs.moved_bytes
-        launch_s += expert_costs.launch_s * (4 / 3 if recomputes_experts else 1)
+        costs = expert_costs(job, layout)
+        matmul_s += costs.matmul_s
+        moved_bytes += costs.moved_bytes
+        recomputes_experts = "moe" in layout.recomputed_modules
+        recomputed_s += recomputes_experts * costs.matmul_s
+        recomputed_bytes += recomputes_experts * costs.moved_bytes
+        launch_s += costs.launch_s * (4 / 3 if recomputes_experts else 1)
         all_to_alls = 6 if recomputes_all or recomputes_experts else 4  # there and back, in each pass
-        parts.add("expert-parallel traffic", all_to_alls * expert_costs.exchange_s)
+        parts.add("expert-parallel traffic", all_to_alls * costs.exchange_s)
     if program.layer_s is None:
         parts.add("matrix multiplications", (passes + selective_share - job.frozen) * matmul_s + recomputed_s)
         parts.add("attention", attention_s)
@@ -133,7 +137,7 @@ class ExpertCosts:
     launch_s: float  # host time, for both passes
 
 
-def experts(job: Job, layout: Layout) -> ExpertCosts:
+def expert_costs(job: Job, layout: Layout) -> ExpertCosts:
     """Computes what a rank does with the tokens that are sent to its experts, and the exchange that brings them.
 
     The tokens are those of ``ep`` × ``etp`` ranks, each of which has a tensor-parallel share of its own (sequence
@@ -178,7 +182,8 @@ def _attention(job: Job, layout: Layout, kind: Layer) -> float:
     shape, machine, sequence = job.shape.with_heads_of(kind), job.machine, job.sequence
     heads = shape.heads / layout.tp
     flops = 2 * layout.micro_batch * sequence / layout.cp * sequence * heads * (shape.head_dim + shape.value_dim)
-    repeats_attention = "core_attn" in layout.modules if layout.modules else job.program.selective_attention
+    modules = layout.recomputed_modules
+    repeats_attention = "core_attn" in modules if modules else job.program.selective_attention
     recomputes = layout.recompute == "full" or (layout.recompute == "selective" and repeats_attention)
     if job.fused:
         flops *= shape.attended_tokens(kind, sequence) / sequence
@@ -212,7 +217,7 @@ def _context(job: Job, layout: Layout, kind: Layer, attention_s: float) -> float
     else:
         forward_s, backward_s = machine.ring(nbytes, *ranks), machine.ring(2 * nbytes, *ranks)
     exchange_s = backward_s + (2 if layout.recompute == "full" else 1) * forward_s
-    return max((1 - HIDDEN_RING) * exchange_s, exchange_s - HIDDEN_RING * attention_s)
+    return max((1 - HIDDEN_RING_SHARE) * exchange_s, exchange_s - HIDDEN_RING_SHARE * attention_s)
 
 
 def _launching(job: Job, layout: Layout) -> float:
@@ -226,7 +231,7 @@ def _launching(job: Job, layout: Layout) -> float:
     return launch_s
 
 
-def head(job: Job, layout: Layout) -> Parts:
+def head_seconds(job: Job, layout: Layout) -> Parts:
     """Returns the seconds of the logits and their loss, both passes; and of multi-token prediction's layers."""
     shape, parts = job.shape, Parts()
     tokens = layout.micro_batch * job.sequence / layout.cp
@@ -238,7 +243,7 @@ def head(job: Job, layout: Layout) -> Parts:
     parts.add("matrix multiplications", heads * passes * head_s)
     parts.add("memory bandwidth", heads * logits * LOSS_BYTES / job.machine.memory_bytes_per_s)
     if shape.mtp_layers:
-        parts.add_all(layer(job, layout, shape.mtp_layer_kind), shape.mtp_layers)
+        parts.add_all(layer_seconds(job, layout, shape.mtp_layer_kind), shape.mtp_layers)
         mtp_projection_s = matmul_seconds(job, Matmul(2 * shape.hidden, shape.hidden, COLUMNS), layout.tp, tokens)
         parts.add("matrix multiplications", shape.mtp_layers * (3 - job.frozen) * mtp_projection_s)
     return parts

@@ -56,7 +56,7 @@ MIXER = {"q", "k", "v", "qkv", "q_a", "kv_a"}
 UP = {"up", "gate", "gate+up"}
 DOWN = {"down"}
 #: Those that tensor parallelism cuts by rows: their input is cut, and of their output's sum each rank has its part.
-ROWS = {"o", "down"}
+CUT_BY_ROWS = {"o", "down"}
 
 
 def owned_trained_params(job: Job, layout: Layout, split: list[int], stage: int) -> Owned:
@@ -81,7 +81,7 @@ def adapters_moved_bytes(job: Job, layout: Layout) -> float:
     tuning, shape = job.tuning, job.shape
     total = 0.0
     for part, (inputs, outputs) in zip(adapted_parts(tuning, shape), adapted(tuning, shape), strict=True):
-        read = inputs / layout.tp if part in ROWS else inputs
+        read = inputs / layout.tp if part in CUT_BY_ROWS else inputs
         total += 2 * read + 8 * outputs / layout.tp
     return total
 
@@ -107,7 +107,7 @@ def kept_bytes(job: Job, layout: Layout) -> float:
     """Returns the bytes that a layer keeps of each token for its backward pass, on one rank; the mean of all kinds."""
     if layout.recompute == "full":
         return 2 * job.shape.hidden * job.shape.residual_streams / (layout.tp if layout.sequence_parallel else 1)
-    key = "kept", layout.tp, layout.cp, layout.sequence_parallel, layout.recompute, layout.modules
+    key = "kept", layout.tp, layout.cp, layout.sequence_parallel, layout.recompute, layout.recomputed_modules
     if key not in job.cache:
         job.cache[key] = _kept_bytes(job, layout)
     return job.cache[key]
@@ -117,7 +117,7 @@ def _kept_bytes(job: Job, layout: Layout) -> float:
     kinds = job.shape.layer_kinds
     nbytes = sum(count / job.shape.layers * sum(kept(job, layout, kind).values()) for kind, count in kinds)
     nbytes += adapters_kept_bytes(job.tuning, job.shape) / (layout.tp if layout.sequence_parallel else 1)
-    default_selective = layout.recompute == "selective" and not layout.modules
+    default_selective = layout.recompute == "selective" and not layout.recomputed_modules
     return nbytes * (job.program.selective_kept_share if default_selective else 1.0)
 
 
@@ -130,7 +130,7 @@ def kept(job: Job, layout: Layout, kind: Layer) -> dict[str, float]:
     in 8 or 4 bits keep their inputs in these, but for attention's output and a router's input, which stay in bf16.
     A frozen weight keeps its input only for an adapter beside it.
     """
-    shape, program, modules = job.shape.with_heads_of(kind), job.program, layout.modules
+    shape, program, modules = job.shape.with_heads_of(kind), job.program, layout.recomputed_modules
     for_mixer, for_mlp = (keeps_input(job.tuning, shape, shared) for shared in (MIXER, UP))
     sequence_ranks = layout.tp if layout.sequence_parallel else 1
     input_bytes = LOW_PRECISION_BYTES.get(job.precision, 2.0) if program.keeps_low_precision else 2.0
@@ -169,7 +169,7 @@ def kept(job: Job, layout: Layout, kind: Layer) -> dict[str, float]:
 
 def _experts(job: Job, layout: Layout, input_bytes: float) -> dict[str, float]:
     """Returns what experts, shared experts and their router keep."""
-    shape, modules, experts = job.shape, layout.modules, job.shape.experts
+    shape, modules, experts = job.shape, layout.recomputed_modules, job.shape.experts
     assert experts is not None
     sequence_ranks = layout.tp if layout.sequence_parallel else 1
     nbytes = {"router's input": 0.0 if "layernorm" in modules or job.frozen else 2 * shape.hidden / sequence_ranks}

@@ -45,10 +45,10 @@ from pardemo.planner.layouts.configurations import find_configuration, shape_of_
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
-from pardemo.planner.layouts.memory import memory
+from pardemo.planner.layouts.memory import predict_memory
 from pardemo.planner.layouts.programs import find_program
 from pardemo.planner.layouts.search import PlannedLayout, chunks_of, divisors, search, shardings
-from pardemo.planner.layouts.step import idle_stages, step
+from pardemo.planner.layouts.step import idle_stages, predict_step
 
 RECOMPUTED = 1 / 3  # of the multiplications' time: forward is one of three passes
 SIMPLEST_WITHIN = 0.03  # of the multiplications' time: of layouts that are so close the simplest is taken
@@ -123,7 +123,7 @@ def candidates(job: Job, batch: int) -> list[Candidate]:
             if not job.program.can_run(layout) or idle_stages(job, layout):
                 continue
             tried += 1
-            nbytes = memory(job, layout).peak_bytes
+            nbytes = predict_memory(job, layout).peak_bytes
             if nbytes <= most_bytes:
                 fitting.append(Candidate(layout, adds(job, layout), nbytes))
                 break
@@ -274,6 +274,6 @@ def compare(program: str = "megatron-core") -> list[Compared]:
     for name, job, batch in jobs(program):
         chosen = choose(job, batch)
         best = next(iter(search(job, batch, 1).best), None)
-        seconds = step(job, chosen.layout).seconds if chosen is not None else float("nan")
+        seconds = predict_step(job, chosen.layout).seconds if chosen is not None else float("nan")
         rows.append(Compared(name, job, batch, chosen, seconds, best))
     return rows

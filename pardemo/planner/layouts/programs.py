@@ -123,6 +123,11 @@ class Program(ProgramTime, ProgramMemory):
         """Months from the newest release that the constants are fitted to, to the one that is planned with."""
         return max(0, _month(self.release) - _month(self.fitted_release)) if self.release else 0
 
+    @property
+    def deepspeed(self) -> bool:
+        """Whether DeepSpeed is the engine under Transformers' Trainer."""
+        return self.engine == "deepspeed"
+
     def can_run(self, layout: "Layout") -> bool:
         """Returns whether the program has what a layout needs."""
         return not self.missing_features(layout)
@@ -141,9 +146,9 @@ class Program(ProgramTime, ProgramMemory):
         """Lists what a layout needs and the program does not have."""
         sharding = layout.sharding
         needed = {name: getattr(layout, name) > 1 for name in ("tp", "cp", "pp", "ep", "etp", "chunks")} | {
-            sharding: sharding != "none", "offload": layout.offload, "hsdp": layout.shard_group,
+            sharding: sharding != "none", "offload": layout.offloaded_layers, "hsdp": layout.shard_group,
             f"{sharding} in a pipeline": layout.pp > 1 and sharding in ("zero2", "zero3"),
-            "states on the host": layout.on_host != "none", "recomputed modules": layout.modules,
+            "states on the host": layout.host_states != "none", "recomputed modules": layout.recomputed_modules,
             "all-to-all": layout.cp > 1 and layout.context == "all-to-all",
         }  # fmt: skip
         return sorted(name for name, needs in needed.items() if needs and name not in self.supports)

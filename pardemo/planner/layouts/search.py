@@ -11,9 +11,9 @@ from pardemo.planner.layouts.intervals import Interval, beyond_measured, of_seco
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import CONTEXTS, RECOMPUTE, SHARDING, Layout, exchanges_heads
 from pardemo.planner.layouts.machines import Machine
-from pardemo.planner.layouts.memory import Memory, memory
+from pardemo.planner.layouts.memory import Memory, predict_memory
 from pardemo.planner.layouts.shape import Shape
-from pardemo.planner.layouts.step import PredictedStep, idle_stages, step
+from pardemo.planner.layouts.step import PredictedStep, idle_stages, predict_step
 
 MOST_ACROSS = 2  # hosts that tensor parallelism may span: beyond, nothing published was quick
 MOST_SAMPLES = 32  # of a micro-batch
@@ -36,11 +36,11 @@ class PlannedLayout:
 
     @cached_property
     def step(self) -> PredictedStep:
-        return step(self.job, self.layout)
+        return predict_step(self.job, self.layout)
 
     @cached_property
     def memory(self) -> Memory:
-        return memory(self.job, self.layout)
+        return predict_memory(self.job, self.layout)
 
     @property
     def seconds(self) -> float:
@@ -62,6 +62,12 @@ class PlannedLayout:
 
     @property
     def fits(self) -> bool:
+        """Whether a GPU holds it, however little stays free."""
+        return self.peak_bytes <= self.job.machine.most_bytes
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it leaves the share of a GPU free that a plan leaves where it can choose."""
         return self.peak_bytes <= self.usable_bytes
 
     @property
@@ -75,7 +81,7 @@ class SearchResult:
     """The result of a search.
 
     Args:
-        tried: layouts whose memory was looked at. fitting: how many fit.
+        tried: layouts whose memory was looked at. fitting: how many fit, with what a plan leaves free.
         best: layouts from the quickest on, one for each way to cut the model; those with tensor parallelism beyond a
             host only where they are quicker by what published runs of that kind took longer than predicted, and those
             beyond the hosts of any published run only where they are quicker at the upper end of their interval.
@@ -156,7 +162,7 @@ def search(job: Job, batch: int, most: int = 5, able: Callable[[Layout], bool] |
         candidate = PlannedLayout(job, layout)
         if least is None or candidate.peak_bytes < least.peak_bytes:
             least = candidate
-        if candidate.fits:
+        if candidate.has_room:
             fitting.append(candidate)
     if least is None:
         raise ValueError(

@@ -8,7 +8,7 @@ from pardemo.planner.layouts.fine_tune_step import tuned_step
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout, check_layout
 from pardemo.planner.layouts.machines import Machine
-from pardemo.planner.layouts.micro_batch import Parts, head, layer
+from pardemo.planner.layouts.micro_batch import BACKWARD_PER_FORWARD, Parts, head_seconds, layer_seconds
 from pardemo.planner.layouts.per_rank import Owned, kept_bytes, owned_layer, owned_trained_params, trained_layer
 from pardemo.planner.layouts.shape import Shape
 
@@ -22,14 +22,14 @@ def stages(job: Job, layout: Layout) -> list[int]:
     shape, pp = job.shape, layout.pp
     if not job.program.balanced_stages:
         if job.program.embedding_and_loss_as_layers and shape.layers % (pp * layout.chunks) and pp > 1:
-            split = pieces(shape, pp * layout.chunks)
-            return [sum(split[stage::pp]) for stage in range(pp)]
-        each, rest = divmod(shape.layers, pp)
-        return [each + (stage < rest) for stage in range(pp)]
-    layers = [0] * pp
+            in_pieces = pieces(shape, pp * layout.chunks)
+            return [sum(in_pieces[stage::pp]) for stage in range(pp)]
+        layers, rest = divmod(shape.layers, pp)
+        return [layers + (stage < rest) for stage in range(pp)]
+    split = [0] * pp
     for stage in _balanced(shape, pp)[: shape.layers]:
-        layers[stage] += 1
-    return layers
+        split[stage] += 1
+    return split
 
 
 def pieces(shape: Shape, count: int) -> list[int]:
@@ -83,7 +83,7 @@ def _balanced(shape: Shape, pp: int) -> list[int]:
     return placement
 
 
-def step(job: Job, layout: Layout) -> PredictedStep:
+def predict_step(job: Job, layout: Layout) -> PredictedStep:
     """Predicts a step's time, part by part.
 
     From its first micro-batch on the slowest stage has no pause; before and after it the others work, which is the
@@ -104,7 +104,7 @@ def step(job: Job, layout: Layout) -> PredictedStep:
     parts.add_all(mean, m * split[slowest])
     if slowest == layout.pp - 1:
         parts.add_all(last, m)
-    if layout.offload:
+    if layout.offloaded_layers:
         parts.add("offload", m * _offloaded(job, layout, mean, split[slowest]))
     if layout.pp > 1:
         tokens = layout.micro_batch * job.sequence / layout.cp
@@ -130,20 +130,20 @@ def _micro_batch(job: Job, layout: Layout) -> tuple[Parts, Parts]:
     """
     key = (
         "micro-batch", layout.tp, layout.cp, layout.ep, layout.etp, layout.pp > 1, layout.gpus, layout.micro_batch,
-        layout.sequence_parallel, layout.recompute, layout.modules, layout.context,
+        layout.sequence_parallel, layout.recompute, layout.recomputed_modules, layout.context,
     )  # fmt: skip
     if key not in job.cache:
         mean = Parts()
         for kind, count in job.shape.layer_kinds:
-            mean.add_all(layer(job, layout, kind), count / job.shape.layers)
-        job.cache[key] = mean, head(job, layout)
+            mean.add_all(layer_seconds(job, layout, kind), count / job.shape.layers)
+        job.cache[key] = mean, head_seconds(job, layout)
     return job.cache[key]
 
 
 def _offloaded(job: Job, layout: Layout, mean: Parts, layers: int) -> float:
     """Returns the seconds by which a micro-batch's offload of activations outlasts its layers."""
     tokens = layout.micro_batch * job.sequence / layout.cp
-    nbytes = 2 * min(layout.offload, layers) * tokens * kept_bytes(job, layout)
+    nbytes = 2 * min(layout.offloaded_layers, layers) * tokens * kept_bytes(job, layout)
     return max(0.0, nbytes / hardware.host_bytes_per_s(job.machine.gpu) - layers * mean.total)
 
 
@@ -186,7 +186,8 @@ def data_parallel(job: Job, layout: Layout, split: list[int], mean: Parts, parts
     elif n > 1:
         hidden_s = 0.0
         if layout.sharding == "none" or program.sharded_dp_overlap:  # behind the last micro-batch's backward pass
-            hidden_s = program.dp_overlap * 2 / 3 * mean.total * split[0]
+            overlapped_passes = program.dp_overlap * BACKWARD_PER_FORWARD
+            hidden_s = overlapped_passes / (1 + BACKWARD_PER_FORWARD) * mean.total * split[0]
         reduce_s, gather_s = _exchange(job, layout, owned)
         across_groups_s = _over_groups(job, layout, owned)
         # stage 2 reduces gradients with each micro-batch

@@ -140,11 +140,11 @@ def trained_params(tuning: Tuning, shape: Shape) -> int:
 
 def weight_bytes(tuning: Tuning, shape: Shape) -> float:
     """Bytes of the model's own weights: what is in few bits, and embeddings, head and norms in 16."""
-    each = BASES[tuning.base]
-    if each >= 2:
-        return each * shape.params
+    nbytes = BASES[tuning.base]
+    if nbytes >= 2:
+        return nbytes * shape.params
     left = shape.embedding_and_head_params + 2 * shape.hidden * shape.layers + left_in_16_bits(tuning, shape)
-    return each * (shape.params - left) + 2 * left
+    return nbytes * (shape.params - left) + 2 * left
 
 
 def left_in_16_bits(tuning: Tuning, shape: Shape) -> int:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pardemo.planner import hardware
-from pardemo.planner.layouts import command, configurations, explanations, launch
+from pardemo.planner.layouts import configurations, explanations, launch, layout_command
 from pardemo.planner.layouts.configurations import MODELS, key_of
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.memory import LINES
@@ -63,11 +63,11 @@ class Asked:
         self.arguments = plan_arguments(question, Path(folder))
         model = self.arguments.model
         with _about("sequence"):  # the rest was looked at before
-            self.job = command.job_of(self.arguments)
+            self.job = layout_command.job_of(self.arguments)
         self.able = _counted(launch.runnable_by_program(self.job, model), looked)
         with _about("samples"):
             self.result: SearchResult = search(self.job, self.arguments.per_step or self.arguments.gpus, able=self.able)
-        self.assumed = command.assumptions_of(self.arguments, self.job, self.result.batch)
+        self.assumed = layout_command.assumptions_of(self.arguments, self.job, self.result.batch)
 
     def answer(self) -> dict[str, Any]:
         """Returns the command's JSON under ``json``, without what changes with an assumption, and texts for readers."""
@@ -82,7 +82,7 @@ class Asked:
             "shown": [explanations.layout_json(each) for each in shown],
             "names": [str(each.layout) for each in shown],
             "words": [describe_layout(each.layout) for each in shown],
-            "money_per_billion_tokens": [command.money_per_billion(self.arguments, each.step) for each in shown],
+            "money_per_billion_tokens": [layout_command.money_per_billion(self.arguments, each.step) for each in shown],
             "room_bytes": job.machine.usable_bytes, "capacity_bytes": job.machine.gpu.memory_bytes,
             "parts": PARTS, "lines": LINES, "assumptions": list(changes(job)), "command": command_line(self.arguments),
         }  # fmt: skip
@@ -104,30 +104,30 @@ def plan_arguments(question: Mapping[str, str], folder: Path) -> Namespace:
     asked = {name: str(question.get(name) or "").strip() for name in FIELDS}
     model = _model(asked, folder)
     counts = {name: _whole(asked, name) for name in ("gpus", "host", "rank", "sequence", "samples")}
-    gpus, each, rank = counts["gpus"], counts["host"], counts["rank"]
+    gpus, host_gpus, rank = counts["gpus"], counts["host"], counts["rank"]
     with _about("gpu"):
         if not asked["gpu"]:
             raise ValueError("which GPU?")
         gpu = hardware.gpu(asked["gpu"])
     if gpus is None or gpus > MOST_GPUS:
         raise RefusedField("gpus", f"how many GPUs? 1 to {MOST_GPUS:,}")
-    if each and gpus > each and gpus % each:
-        raise RefusedField("host", f"{gpus:,} GPUs do not fill hosts of {each:,}")
+    if host_gpus and gpus > host_gpus and gpus % host_gpus:
+        raise RefusedField("host", f"{gpus:,} GPUs do not fill hosts of {host_gpus:,}")
     with _about("link"):
         if asked["link"]:
             hardware.link(asked["link"])
     with _about("program"):
-        program = find_program(asked["program"] or command.PROGRAM)
+        program = find_program(asked["program"] or layout_command.PROGRAM)
         if asked["target"] or rank:
             program.check_lora()
     with _about("precision"):
-        hardware.peak(gpu, hardware.precision(asked["precision"] or "bf16"))
+        hardware.peak_flops(gpu, hardware.precision(asked["precision"] or "bf16"))
     with _about("target"):
         config = configurations.find_configuration(model)
-        command.tuning_of(asked["target"], rank, config, configurations.shape_of_config(config))
+        layout_command.tuning_of(asked["target"], rank, config, configurations.shape_of_config(config))
     words = {name: asked[name] or None for name in ("link", "target", "program", "precision")}
     return Namespace(
-        model=model, gpu=gpu.name, gpus=gpus, hosts=max(1, gpus // each) if each else None, explain=None,
+        model=model, gpu=gpu.name, gpus=gpus, hosts=max(1, gpus // host_gpus) if host_gpus else None, explain=None,
         measured=None, rank=rank, sequence=counts["sequence"], per_step=counts["samples"],
         price=_price(asked["price"]), **words,
     )  # fmt: skip

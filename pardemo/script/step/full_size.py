@@ -145,10 +145,12 @@ def _planned_layout(
         NoCounterpart: the planner's layouts have nothing like it.
         ValueError: the layout cannot be run with the model or the GPUs.
     """
-    from pardemo.planner import profile
-    from pardemo.planner.layouts import Job, find_program, layout
-    from pardemo.planner.layouts.machines import machine
-    from pardemo.planner.layouts.memory import memory
+    from pardemo.planner import hardware
+    from pardemo.planner.layouts import layout
+    from pardemo.planner.layouts.job import Job
+    from pardemo.planner.layouts.machines import Machine
+    from pardemo.planner.layouts.memory import predict_memory
+    from pardemo.planner.layouts.programs import find_program
 
     trained = trained_of(fullest, measured)
     of_rank = [parallelism for parallelism in measured.parallelism if fullest.rank in parallelism.ranks]
@@ -162,8 +164,8 @@ def _planned_layout(
     program = find_program(PROGRAM).but(
         weight_bytes=weight, gradient_bytes=gradient, state_bytes=trained["state"], logit_bytes=LOGITS[compute]
     )
-    job = Job(asked.shape, machine(profile.find_profile("H100", gpus), gpus, min(gpus, 8)), program, sequence)
-    plan = memory(job, chosen)
+    job = Job(asked.shape, Machine(hardware.gpu("H100"), gpus, min(gpus, 8)), program, sequence)
+    plan = predict_memory(job, chosen)
     kinds = dict(plan.lines)
     kinds["activations"] *= compute / 2  # the planner's are of 16 bits
     if data is not None and data.kind != "DDP":
@@ -265,7 +267,7 @@ def _degrees(
     parallelisms: list[Parallelism], measured: Summary, asked: Question
 ) -> tuple["Layout", Parallelism | None]:
     """Returns the script's degrees, with data-parallel ranks for all GPUs that are asked for."""
-    from pardemo.planner.layouts import Layout
+    from pardemo.planner.layouts.layout import Layout
 
     by_kind: dict[str, list[Parallelism]] = {}
     for parallelism in parallelisms:
@@ -347,13 +349,13 @@ def _computed_in(fullest: RankTrace, data: Parallelism | None) -> tuple[int, str
 
 def _command(asked: Question, chosen: "Layout", gpus: int, sequence: int) -> str:
     """Writes the planner's own command that is nearest; there the program sets the bytes of a parameter."""
-    from pardemo.planner.layouts import Layout
+    from pardemo.planner.layouts.layout import Layout
 
-    usual = Layout()
+    usual = Layout().as_words()
     words = [
         f"{name}={'yes' if value is True else value}"
-        for name, value in vars(chosen).items()
-        if value != getattr(usual, name)
+        for name, value in chosen.as_words().items()
+        if value != usual[name]
     ]
     return (
         f"pardemo plan --explain {','.join(words) or 'dp=1'} --program {PROGRAM} --model {asked.model} --gpus {gpus} "
@@ -379,8 +381,9 @@ def _planned_deepspeed(
         NoCounterpart: it is not run dry in this way. ValueError: the planner refuses the job.
     """
     from pardemo.planner import models
+    from pardemo.planner.dry_run.memory_curve import Curve
     from pardemo.planner.job import RankJob
-    from pardemo.planner.memory_curve import Curve
+    from pardemo.planner.layouts.layout import Layout
 
     trained = trained_of(fullest, measured)
     settings = trained["deepspeed"]
@@ -406,7 +409,7 @@ def _planned_deepspeed(
         accumulation=min(2, micro_batches), clipping=settings["clipping"], zero=settings["zero"],
     )  # fmt: skip
     with _quiet(), contextlib.redirect_stdout(sys.stderr):
-        lines = Curve(job).estimate(samples, accumulation=micro_batches).lines
+        lines = Curve(job).estimate(Layout(micro_batch=samples, accumulation=micro_batches)).lines
     kinds: dict[str, float] = defaultdict(float)
     for name, nbytes in lines.items():
         kinds[KINDS.get(name, name)] += nbytes

@@ -57,7 +57,7 @@ def course_of_step(footprint) -> Picture:
     """GB by kind over a step's allocations and frees; below, the events around the peak seen closer.
 
     Args:
-        footprint: a :class:`~pardemo.planner.footprint.Footprint`.
+        footprint: a :class:`~pardemo.planner.dry_run.footprint.Footprint`.
     """
     share = footprint.timeline.astype(float) / 1e9
     total, kinds = share.sum(1), list(footprint.lines)

@@ -9,7 +9,7 @@ from torch import nn
 from pardemo import project
 from pardemo.meters import WireMeter
 from pardemo.planner.layouts.published import loaders
-from pardemo.planner.layouts.step import step as planned_step
+from pardemo.planner.layouts.step import predict_step
 from pardemo.small_models import gpt
 from pardemo.world.rank import device
 
@@ -92,6 +92,6 @@ def speeds_by_precision() -> dict[str, dict[str, tuple[float | None, float]]]:
         for precision in ("bf16", *(name for name in ("mxfp8", "nvfp4") if name in by_precision)):
             run = by_precision.get(precision)
             same = run is not None and run.layout == last.layout
-            planned = tokens / planned_step(replace(last.job, precision=precision), last.layout).seconds
+            planned = tokens / predict_step(replace(last.job, precision=precision), last.layout).seconds
             speeds[title][precision] = tokens / run.seconds if same else None, planned
     return speeds

@@ -49,7 +49,7 @@ def _share_of_products():
     """On an H100 matrix multiplications take 70 % of a bf16 step. They all change to FP8 and reach the data sheet's
     ratio, and nothing else changes. How many times as quick is the step?"""
     gpu = hardware.gpu("H100")
-    quicker = hardware.peak(gpu, "fp8") / gpu.flops
+    quicker = hardware.peak_flops(gpu, "fp8") / gpu.flops
     step = 0.7 / quicker + 0.3
     return 1 / step, f"""On the data sheet FP8 is {quicker:.3g} times as quick as bf16. Seven tenths of the step become
         {0.7 / quicker:.3f}, and three tenths stay 0.3: together {step:.3f}, so it is {1 / step:.2f} times as quick.

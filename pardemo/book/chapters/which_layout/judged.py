@@ -13,7 +13,7 @@ from pardemo.planner.layouts.published import against, loaders
 from pardemo.planner.layouts.published.against import ComparedRun
 from pardemo.planner.layouts.published.papers import PublishedTraining
 from pardemo.planner.layouts.published.runs import PublishedRun, read
-from pardemo.planner.layouts.step import step
+from pardemo.planner.layouts.step import predict_step
 
 #: The mean error of time that was aimed at, by source; 10 % for all others.
 TARGETS = {"nanotron": 0.15, "Megatron-DeepSpeed": 0.12}
@@ -30,7 +30,7 @@ def published_runs(folder: Path) -> list[PublishedRun]:
 def rows_of_kinds(outcomes: Sequence[ComparedRun], layouts: Sequence[ComparedRun]) -> dict[str, int]:
     """Counts all runs, and those of one job's ``layouts``, by the kinds that :data:`TOLD` has."""
     failed = [x for x in layouts if x.run.outcome != "ok"]
-    seconds = [_seconds(x) for x in against.usable(layouts)]
+    seconds = [x.seconds for x in against.usable(layouts)]
     slow = sum(s > 4 * min(seconds) for s in seconds)
     counts = (len(outcomes), len(layouts), len(failed), sum(not x.fits for x in failed), slow)
     return dict(zip(TOLD, counts, strict=True))
@@ -101,7 +101,7 @@ def without_hiding(
     for link, job in jobs.items():
         if link > above:
             bare = replace(job, program=job.program.but(tp_overlap=0))
-            quickest = min(step(bare, layout).seconds for layout in pipelines)
+            quickest = min(predict_step(bare, layout).seconds for layout in pipelines)
             bounds[link] = 1.05 * quickest / seconds["pipeline"][link]
     return bounds
 
@@ -135,16 +135,11 @@ def two_releases(of_nvidia: Iterable[ComparedRun], first: ComparedRun) -> str:
     gpus, shape = first.run.layout.gpus, first.run.job.shape
     same = (x for x in of_nvidia if x.run.job.shape == shape and x.run.layout.gpus == gpus)
     later = next(x for x in same if x.run.source.endswith("26.02.01"))
-    was, now = (x.step.tokens / _seconds(x) / gpus for x in (first, later))
+    was, now = (x.step.tokens / x.seconds / gpus for x in (first, later))
     return f"{gpus} H100: {was:,.0f} tokens/s a GPU, two releases later {now:,.0f}"
 
 
 def seconds_on(runs: Iterable[ComparedRun], gpus: Collection[str]) -> tuple[dict[str, Mapping], dict[str, float]]:
     """GPU -> the parts of its predicted step, and the published seconds."""
     by_gpu = {x.run.job.machine.gpu.name: x for x in runs}
-    return {gpu: by_gpu[gpu].step.parts for gpu in gpus}, {gpu: _seconds(by_gpu[gpu]) for gpu in gpus}
-
-
-def _seconds(outcome: ComparedRun) -> float:
-    assert outcome.run.seconds is not None, "only runs with a time are judged"
-    return outcome.run.seconds
+    return {gpu: by_gpu[gpu].step.parts for gpu in gpus}, {gpu: by_gpu[gpu].seconds for gpu in gpus}

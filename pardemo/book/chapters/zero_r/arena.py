@@ -1,6 +1,6 @@
 """A memory in which holes come to be, small enough to follow by hand (M_D, Rajbhandari et al. 2020, 6.3).
 
-torch's own allocator is in :mod:`pardemo.planner.allocator`.
+torch's own allocator is in :mod:`pardemo.planner.dry_run.allocator`.
 """
 
 

@@ -10,7 +10,7 @@ from pardemo.draw.player import Player
 
 
 class Filled(Protocol):
-    """A memory with tensors in it, in MiB: ``pardemo.planner.allocator.Replay`` is one."""
+    """A memory with tensors in it, in MiB: ``pardemo.planner.dry_run.allocator.Replay`` is one."""
 
     failed: Hashable
     wanted: int

@@ -14,7 +14,7 @@ from pardemo.book.run import report
 from pardemo.book.run.site import pyodide
 from pardemo.draw import palette
 from pardemo.planner import hardware
-from pardemo.planner.layouts import command, configurations
+from pardemo.planner.layouts import configurations, layout_command
 from pardemo.planner.layouts.configurations import MODELS
 from pardemo.planner.layouts.micro_batch import PARTS
 from pardemo.planner.layouts.programs import PROGRAMS
@@ -43,9 +43,9 @@ def body(with_python: bool) -> str:
     return template.render(
         with_python=with_python, folder=FOLDER, version=pyodide.VERSION, styles=_styles(), first=FIRST_QUESTION,
         models=_models(), gpus=list(hardware.GPUS), links=links,
-        programs={name: each.fitted_to for name, each in PROGRAMS.items()}, usual_program=command.PROGRAM,
+        programs={name: each.fitted_to for name, each in PROGRAMS.items()}, usual_program=layout_command.PROGRAM,
         precisions=hardware.PRECISIONS, gigabits=GIGABITS, usual_link=hardware.USUAL_LINK,
-        usual_sequence=command.SEQUENCE,
+        usual_sequence=layout_command.SEQUENCE,
     )  # fmt: skip
 
 

@@ -88,9 +88,9 @@ def texts(job: Job, layout: Layout, model_name: str) -> dict[str, str]:
         notes.append(f"the same for other programs, which this job does not start: {', '.join(others)}")
     if why[wanted.FILE]:
         notes.append(f"{wanted.FILE} is not there: {why[wanted.FILE]}")
-    hosts, each = machine.hosts, min(machine.host_gpus, machine.gpus)
+    hosts, host_gpus = machine.hosts, min(machine.host_gpus, machine.gpus)
     slurm, kubernetes = (started.command(job, cluster.torchrun(hosts, rank)) for rank in ("SLURM_NODEID", "RANK"))
-    files[cluster.SLURM] = cluster.slurm(hosts, each, name, slurm, notes, started.ENVIRONMENT, whole_hosts=True)
+    files[cluster.SLURM] = cluster.slurm(hosts, host_gpus, name, slurm, notes, started.ENVIRONMENT, whole_hosts=True)
     gpu = machine.gpu.name
-    files[cluster.KUBERNETES] = cluster.kubernetes(hosts, each, gpu, name, kubernetes, notes, started.ENVIRONMENT)
+    files[cluster.KUBERNETES] = cluster.kubernetes(hosts, host_gpus, gpu, name, kubernetes, notes, started.ENVIRONMENT)
     return files

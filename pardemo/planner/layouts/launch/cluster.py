@@ -27,7 +27,7 @@ def torchrun(hosts: int, rank: str) -> str:
 
 def slurm(
     hosts: int,
-    each: int,
+    host_gpus: int,
     name: str,
     command: str,
     notes: Iterable[str] = (),
@@ -38,11 +38,12 @@ def slurm(
     """Returns a batch script that runs ``command`` once on each host; ``"$@"`` in it is what follows the script's name.
 
     Args:
-        each: GPUs of a host. name: of the job. notes: comments. environment: paths from where it is submitted.
+        host_gpus: GPUs of a host. name: of the job. notes: comments. environment: paths from where it is submitted.
         file: the script's name. whole_hosts: whether no other job may run there.
     """
     return settings.script(
-        "slurm.txt", hosts=hosts, each=each, cpus=4 * each, name=label(name), command=command, file=file, port=PORT,
+        "slurm.txt", hosts=hosts, host_gpus=host_gpus, cpus=4 * host_gpus, name=label(name), command=command,
+        file=file, port=PORT,
         exclusive="#SBATCH --exclusive\n" if whole_hosts else "", comments=_comments(notes),
         paths="".join(f'export {key}="${{{key}:-$PWD/{path}}}"\n' for key, path in environment.items()),
     )  # fmt: skip
@@ -52,36 +53,46 @@ def _comments(notes: Iterable[str]) -> str:
     return "".join(f"# {note}\n" for note in notes)
 
 
-def hostfile(hosts: int, each: int) -> str:
+def hostfile(hosts: int, host_gpus: int) -> str:
     """DeepSpeed's: a line for each host with its GPUs; the names are to be replaced."""
-    return "".join(f"host{number} slots={each}\n" for number in range(hosts))
+    return "".join(f"host{number} slots={host_gpus}\n" for number in range(hosts))
 
 
 def shell(
-    hosts: int, each: int, script: str, accelerate: str, deepspeed: str | None, usage: str, notes: Iterable[str] = ()
+    hosts: int,
+    host_gpus: int,
+    script: str,
+    accelerate: str,
+    deepspeed: str | None,
+    usage: str,
+    notes: Iterable[str] = (),
 ) -> str:
     """Returns a script with a line for each launcher, any of which starts the same job; it is started on every host.
 
     Args:
-        each: GPUs of a host. script: what torchrun and Accelerate's launcher run. accelerate: the name of Accelerate's
-            configuration. deepspeed: what DeepSpeed's launcher runs, None where the job is not DeepSpeed's.
-        usage: what may follow the launcher's name. notes: comments.
+        host_gpus: GPUs of a host.
+        script: what torchrun and Accelerate's launcher run.
+        accelerate: the name of Accelerate's configuration.
+        deepspeed: what DeepSpeed's launcher runs, None where the job is not DeepSpeed's.
+        usage: what may follow the launcher's name.
+        notes: comments.
     """
     meet = f"--nnodes {hosts} --rdzv_backend c10d --rdzv_endpoint host0:{PORT}" if hosts > 1 else "--standalone"
     rank = '--machine_rank "${MACHINE_RANK:-0}"'
     lines = {
-        "torchrun": f"torchrun {meet} --nproc_per_node {each} {script}",
+        "torchrun": f"torchrun {meet} --nproc_per_node {host_gpus} {script}",
         "accelerate": f"accelerate launch --config_file {accelerate} {rank} {script}",
     }
     if deepspeed is not None:
-        lines["deepspeed"] = f"deepspeed {'--hostfile hostfile ' if hosts > 1 else ''}--num_gpus {each} {deepspeed}"
+        several = "--hostfile hostfile " if hosts > 1 else ""
+        lines["deepspeed"] = f"deepspeed {several}--num_gpus {host_gpus} {deepspeed}"
     cases = "\n".join(f'{name}) {line} "$@" ;;' for name, line in lines.items())
     usage = f"launch.sh {' | '.join(lines)} {usage}"
     return settings.script("launch.sh.txt", comments=_comments(notes), usage=usage, cases=cases)
 
 
 def kubernetes(
-    hosts: int, each: int, gpu: str, name: str, command: str, notes: Iterable[str], environment: Mapping[str, str]
+    hosts: int, host_gpus: int, gpu: str, name: str, command: str, notes: Iterable[str], environment: Mapping[str, str]
 ) -> str:
     """A PyTorchJob that runs ``command`` in a pod on each host, as :func:`slurm`; ``environment`` are paths in its
     volume."""
@@ -92,7 +103,7 @@ def kubernetes(
             return True
 
     manifest = settings.fill(settings.table("kubernetes.yaml"), {
-        "name": label(name), "each": str(each), "command": command, "limits": {resource(gpu): each},
+        "name": label(name), "host_gpus": str(host_gpus), "command": command, "limits": {resource(gpu): host_gpus},
         "environment": [{"name": key, "value": f"/workspace/{path}"} for key, path in environment.items()],
     })  # fmt: skip
     roles = manifest["spec"]["pytorchReplicaSpecs"]

@@ -34,10 +34,10 @@ def why_not(job: Job, layout: Layout, model: ModelFacts) -> str | None:
     return settings.refusal(
         (layout.schedule != "1f1b", "Megatron-LM has no {layout.schedule} schedule"),
         (layout.sharding in ("zero2", "zero3") and layout.pp > 1, "Megatron-FSDP takes the place of a pipeline"),
-        (layout.offload and layout.pp > 1, "Megatron-core offloads no activations in a pipeline"),
-        (layout.offload and layout.recompute != "none",
+        (layout.offloaded_layers and layout.pp > 1, "Megatron-core offloads no activations in a pipeline"),
+        (layout.offloaded_layers and layout.recompute != "none",
          "Megatron-core recomputes nothing where it offloads activations"),
-        ("moe" in layout.modules and job.started_by_graphs,
+        ("moe" in layout.recomputed_modules and job.started_by_graphs,
          "the module moe is not recomputed where CUDA graphs start its router"),
         (layout.sequence_parallel and layout.tp == 1, "sequence parallelism goes with tensor parallelism; TP is 1"),
         (shape.experts and layout.tp > 1 and not layout.sequence_parallel,
@@ -77,7 +77,7 @@ def _values(job: Job, layout: Layout, model: ModelFacts) -> dict[str, Any]:
         "instances": layout.replicas // layout.shards if shared and layout.shards < layout.replicas else None,
         "reduces_in_bf16": job.program.gradient_bytes == 2, "bits": _PRECISIONS[job.precision],
         "attention": None if job.fused else "unfused", "full": layout.recompute == "full",
-        "modules": (layout.modules or "core_attn") if layout.recompute == "selective" else None,
+        "modules": (layout.recomputed_modules or "core_attn") if layout.recompute == "selective" else None,
         "norm": "RMSNorm" if model.rms else "LayerNorm", "longest": max(model.longest, job.sequence),
         "head": None if model.latent else shape.head_dim,
         "grouped": grouped, "groups": shape.kv_heads if grouped else None,
@@ -135,7 +135,7 @@ def left_out(model: ModelFacts) -> list[str]:
 
 def texts(job: Job, layout: Layout, model: ModelFacts) -> dict[str, str]:
     """``megatron.sh``: torchrun's own options are its arguments; ``slurm.sbatch`` and ``kubernetes.yaml`` give them."""
-    hosts, each = job.machine.hosts, min(job.machine.host_gpus, layout.gpus)
+    hosts, host_gpus = job.machine.hosts, min(job.machine.host_gpus, layout.gpus)
     groups = flags(job, layout, model)
     lines = [
         f"    {line}"
@@ -151,8 +151,9 @@ def texts(job: Job, layout: Layout, model: ModelFacts) -> dict[str, str]:
         alone = f'[ $# -gt 0 ] || {{ echo "{wanted}" >&2; exit 2; }}'
     about = settings.about(job, layout, model, f" on {hosts} hosts")
     return {FILE: settings.script(
-        "megatron.sh.txt", about=about, comments="".join(f"{line}\n" for line in comments), alone=alone, each=each,
-        connections=_CONNECTIONS[layout.sharding in ("zero2", "zero3")], arguments="\n".join(lines),
+        "megatron.sh.txt", about=about, comments="".join(f"{line}\n" for line in comments), alone=alone,
+        host_gpus=host_gpus, connections=_CONNECTIONS[layout.sharding in ("zero2", "zero3")],
+        arguments="\n".join(lines),
     )}  # fmt: skip
 
 

@@ -32,7 +32,7 @@ def why_not(job: Job, layout: Layout, model: ModelFacts) -> str | None:
     return settings.refusal(
         (not model.like_llama or model.factor, "nanotron's Llama is not {model.name} ({model.kind})"),
         (degree, f"nanotron.yaml has no {degree} {{layout.{degree}}}"),
-        (layout.offload, "nanotron.yaml has no offload of activations, layer by layer"),
+        (layout.offloaded_layers, "nanotron.yaml has no offload of activations, layer by layer"),
         (layout.sharding not in ("none", "zero1"), "nanotron has no {layout.sharding}"),
         (0 < layout.shard_group < layout.replicas, "nanotron shares states among all data-parallel ranks"),
         (layout.schedule != "1f1b", "nanotron has no {layout.schedule} schedule"),
@@ -71,6 +71,6 @@ def texts(job: Job, layout: Layout, model: ModelFacts) -> dict[str, str]:
 
 def command(job: Job, torchrun: str) -> str:
     """Returns what a host runs, as nanotron's README has it."""
-    each = min(job.machine.host_gpus, job.machine.gpus)
+    host_gpus = min(job.machine.host_gpus, job.machine.gpus)
     script = f'"${{NANOTRON:-.}}/run_train.py" --config-file {FILE}'
-    return f"CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun --nproc_per_node {each} {torchrun} {script}"
+    return f"CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun --nproc_per_node {host_gpus} {torchrun} {script}"

@@ -40,7 +40,7 @@ def why_not(job: Job, layout: Layout, model: ModelFacts) -> str | None:
     return settings.refusal(
         (name_of(model) is None, "torchtitan has no model like {model.name} ({model.kind})"),
         (layout.sharding in ("zero1", "zero2"), "torchtitan has no {layout.sharding}"),
-        (layout.offload, "torchtitan.toml has no offload of activations, layer by layer"),
+        (layout.offloaded_layers, "torchtitan.toml has no offload of activations, layer by layer"),
         (layout.context != "ring", "torchtitan has no {layout.context} among context-parallel ranks"),
         (layout.sharding == "none" and layout.replicas > 1 and not alone,
          "torchtitan's replicas without FSDP go with no other parallelism"),
@@ -135,8 +135,8 @@ def command(job: Job, torchrun: str) -> str:
 
     Which of the two configurations is read is said by a file that this folder has since February 2026.
     """
-    each = min(job.machine.host_gpus, job.machine.gpus)
-    start = f"torchrun --nproc_per_node {each} {torchrun} -m torchtitan.train"
+    host_gpus = min(job.machine.host_gpus, job.machine.gpus)
+    start = f"torchrun --nproc_per_node {host_gpus} {torchrun} -m torchtitan.train"
     module = PYTHON_FILE.removesuffix(".py")
     toml = f'set -- --job.config_file "$here/{FILE}"'
     python = f"set -- --module {module} --config {FUNCTION}; " \

@@ -22,7 +22,7 @@ def why_not(job: Job, layout: Layout, model: ModelFacts) -> str | None:
     for name in ("tp", "pp", "cp", "ep", "etp"):
         if (value := getattr(layout, name)) > 1:
             return f"ZeRO alone has no {name.upper()} {value}"
-    if layout.offload:
+    if layout.offloaded_layers:
         return "DeepSpeed has no offload of activations, layer by layer"
     if layout.shard_group and layout.shard_group < layout.replicas:
         return f"groups of {layout.shard_group} that share states are FSDP's, not DeepSpeed's"

@@ -9,12 +9,12 @@ from typing import Any
 from pardemo import project
 from pardemo.planner.estimate import choose
 from pardemo.planner.layouts.job import Job
-from pardemo.planner.layouts.memory import Memory, memory
+from pardemo.planner.layouts.memory import Memory, predict_memory
 from pardemo.planner.layouts.programs import Program, fitted_releases
 from pardemo.planner.layouts.published.loaders import load, nvidia_program
 from pardemo.planner.layouts.published.runs import PublishedRun
 from pardemo.planner.layouts.search import expected
-from pardemo.planner.layouts.step import PredictedStep, step, why_not
+from pardemo.planner.layouts.step import PredictedStep, predict_step, why_not
 
 LEAST_MFU = 0.05  # below it a run hardly computed: what it waited for is not in the model
 
@@ -26,6 +26,17 @@ class ComparedRun:
     run: PublishedRun
     step: PredictedStep
     memory: Memory
+
+    @property
+    def seconds(self) -> float:
+        """The published seconds of a step.
+
+        Raises:
+            ValueError: the run has none, since it did not end well.
+        """
+        if self.run.seconds is None:
+            raise ValueError(f"{self.run.source}: {self.run.layout} was published without a time")
+        return self.run.seconds
 
     @property
     def error(self) -> float | None:
@@ -62,7 +73,7 @@ class ComparedRun:
 
 def compare(runs: Iterable[PublishedRun]) -> list[ComparedRun]:
     """Predicts each run."""
-    return [ComparedRun(run, step(run.job, run.layout), memory(run.job, run.layout)) for run in runs]
+    return [ComparedRun(run, predict_step(run.job, run.layout), predict_memory(run.job, run.layout)) for run in runs]
 
 
 def usable(outcomes: Iterable[ComparedRun], least_mfu: float = 0.0) -> list[ComparedRun]:
@@ -117,7 +128,7 @@ class Choice:
     @property
     def regret(self) -> float:
         """The chosen layout's published time over the best one's, less 1."""
-        return _seconds(self.chosen) / _seconds(self.best) - 1
+        return self.chosen.seconds / self.best.seconds - 1
 
 
 def jobs(outcomes: Sequence[ComparedRun]) -> list[list[ComparedRun]]:
@@ -143,17 +154,11 @@ def _choice(group: Sequence[ComparedRun]) -> Choice:
     name = f"{job.shape.name}, {layout.gpus} × {job.machine.gpu.name}, {layout.batch} samples"
     candidates = [outcome for outcome in group if outcome.has_room] or group
     chosen = choose(candidates, _expected, lambda outcome: outcome.memory.peak_bytes)
-    return Choice(name, len(group), chosen, min(group, key=_seconds), rank_correlation(group))
+    return Choice(name, len(group), chosen, min(group, key=lambda outcome: outcome.seconds), rank_correlation(group))
 
 
 def _expected(outcome: ComparedRun) -> float:
     return expected(outcome.run.job, outcome.run.layout, outcome.step.seconds)
-
-
-def _seconds(outcome: ComparedRun) -> float:
-    """Returns the published time of a run that has one."""
-    assert outcome.run.seconds is not None
-    return outcome.run.seconds
 
 
 def rank_correlation(outcomes: Sequence[ComparedRun]) -> float | None:
@@ -187,7 +192,7 @@ def correct_seconds(job: Job, runs: Sequence[PublishedRun]) -> tuple[Job, str]:
         raise ValueError(
             f"--measured has no run with a time on {wanted}; it has {', '.join(others) or 'none that has a time'}"
         )
-    ratios = sorted(run.seconds / step(_as(run.job, job), run.layout).seconds for run in timed if run.seconds)
+    ratios = sorted(run.seconds / predict_step(_as(run.job, job), run.layout).seconds for run in timed if run.seconds)
     correction = statistics.median(ratios)
     line = f"{len(ratios)} measured run{'s' * (len(ratios) > 1)} took {correction:.2f} times as long as predicted"
     if len(ratios) > 1:

@@ -24,7 +24,7 @@ from pardemo.planner import hardware
 from pardemo.planner.layouts import configurations
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout, recomputation
-from pardemo.planner.layouts.machines import Machine, machine
+from pardemo.planner.layouts.machines import Link, Machine
 from pardemo.planner.layouts.programs import FOUNDRY, NANOTRON, PROGRAMS, Program, find_program
 from pardemo.planner.layouts.published import runs
 from pardemo.planner.layouts.published.runs import TRUTH, Cells, PublishedRun, rows
@@ -77,7 +77,8 @@ def _run(row: Cells, place: int) -> PublishedRun:
     if "w/ MTP" in row.text("Model") or (words == "DeepSeekV3" and release.startswith("26.")):
         model = replace(model, mtp_layers=1)
     gpu = (values.text("System") or named[1]).removeprefix("DGX-")
-    gpus, each = values.whole("#-GPUs"), RACK if gpu.startswith("G") else 8
+    gpus = values.whole("#-GPUs")
+    host_gpus = min(RACK if gpu.startswith("G") else 8, gpus)
     precision = (
         values.one_of("Precision", _TABLES["precisions"]) if values.has("Precision") else ("fp8", _SECOND[gpu])[place]
     )
@@ -90,13 +91,12 @@ def _run(row: Cells, place: int) -> PublishedRun:
     layout = Layout(
         **degrees,  # type: ignore[arg-type]
         dp=dp, micro_batch=micro, accumulation=max(1, batch // dp // micro), chunks=_degree(values, "VP"),
-        sharding=shared, sequence_parallel=degrees["tp"] > 1, offload=int(recipe.get("offload", 0)) if fsdp else 0,
-        **recomputation(recipe.get("recompute", "none")),
+        sharding=shared, sequence_parallel=degrees["tp"] > 1,
+        offloaded_layers=int(recipe.get("offload", 0)) if fsdp else 0, **recomputation(recipe.get("recompute", "none")),
     )  # fmt: skip
     wrong = ""
     if layout.ep > layout.tp * layout.replicas:
         wrong = f"says EP {layout.ep} among {layout.tp * layout.replicas} ranks"
-    host_gpus = min(each, gpus)
     job = Job(
         model, _machine(gpu, gpus, host_gpus, ADAPTER[gpu] * host_gpus), nvidia_program(release),
         values.whole("Sequence Length"), precision=precision, dispatch=recipe.get("dispatch", ""),
@@ -265,7 +265,7 @@ def load(path: Path, measured: GpuProfile | None = None, left_out: list[str] | N
     for place, run in enumerate(published):
         cluster = run.job.machine
         if measured and cluster.gpu.name == measured.gpu.name:
-            between = None if measured.between else cluster.between
-            cluster = machine(measured, cluster.gpus, cluster.host_gpus, between)
+            link = measured.measured_link or Link(path.name, cluster.between)
+            cluster = measured.on_hosts(cluster.gpus, cluster.host_gpus, link)
             published[place] = replace(run, job=replace(run.job, machine=cluster))
     return published

@@ -17,7 +17,7 @@ from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.programs import MEGATRON_2022, Program
 from pardemo.planner.layouts.shape import gpt
-from pardemo.planner.layouts.step import step
+from pardemo.planner.layouts.step import predict_step
 
 HOST_GPUS = 16  # 512 GPUs in 32 hosts: section 5
 ADAPTERS = 8  # of 100 Gbit/s in a host: "8 InfiniBand adapters per server", section 5
@@ -47,7 +47,7 @@ def layout(model: ScaledModel, tp: int, dp: int = 1) -> Layout:
 def program() -> Program:
     """Returns the program whose one-GPU step has the paper's rate."""
     base, smallest = MEGATRON_2022.but(name="megatron-2019", gradient_bytes=2), scaling.TABLE_1[1]
-    uncalibrated = step(job(smallest, base), layout(smallest, 1))
+    uncalibrated = predict_step(job(smallest, base), layout(smallest, 1))
     products = uncalibrated.parts["matrix multiplications"]
     left = smallest.linear_seconds(1) - (uncalibrated.seconds - products)
     return base.but(matmul_efficiency=base.matmul_efficiency * products / left)
@@ -63,7 +63,7 @@ def planned(
             backward pass. gradient_bytes: each as it travels.
     """
     constants = program().but(dp_overlap=float(overlap), gradient_bytes=gradient_bytes)
-    return step(job(model, constants, tp * dp), layout(model, tp, dp))
+    return predict_step(job(model, constants, tp * dp), layout(model, tp, dp))
 
 
 def longer(

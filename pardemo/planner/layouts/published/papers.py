@@ -21,7 +21,7 @@ from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.programs import MEGATRON_2022, OTHER_PROGRAMS
 from pardemo.planner.layouts.shape import Shape, gpt
-from pardemo.planner.layouts.step import step
+from pardemo.planner.layouts.step import predict_step
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class PublishedTraining:
     @property
     def predicted_tflops(self) -> float:
         """Returns the planned rate, by the paper's count of operations."""
-        return self.flops / self.layout.gpus / step(self.job, self.layout).seconds / 1e12
+        return self.flops / self.layout.gpus / predict_step(self.job, self.layout).seconds / 1e12
 
 
 _GPT = {

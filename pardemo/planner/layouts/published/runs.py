@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from pardemo.planner import hardware, profile
-from pardemo.planner.layouts import machines
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout, check_layout, recomputation
+from pardemo.planner.layouts.machines import Link
 from pardemo.planner.layouts.programs import find_program
 from pardemo.planner.layouts.shape import Shape
 from pardemo.planner.profile import GpuProfile
@@ -182,11 +182,12 @@ def run(row: Mapping[str, str], measured: GpuProfile | None = None, folder: Path
     gpus = value.whole("gpus")
     gpu = _gpu(value.text("gpu"), gpus, measured, folder)
     of_a_host = value.whole("host_gpus") if value.has("host_gpus") else gpu.host_gpus or hardware.host_gpus(gpu.gpu)
-    between = None if gpu.between and not value.has("between") else value.number("between") * 1e9 / 8
-    machine = machines.machine(gpu, gpus, min(gpus, of_a_host), between)
+    link = None if value.has("between") else gpu.measured_link
+    link = link or Link("between", value.number("between") * 1e9 / 8)
+    machine = gpu.on_hosts(gpus, min(gpus, of_a_host), link)
     counts = {
         name: value.whole(name) for name in ("tp", "cp", "pp", "ep", "etp", "micro_batch", "accumulation", "chunks")
-    } | {name: value.whole(name, 0) for name in ("shard_group", "offload")}  # fmt: skip
+    } | {"shard_group": value.whole("shard_group", 0), "offloaded_layers": value.whole("offload", 0)}  # fmt: skip
     others = counts["tp"] * counts["cp"] * counts["pp"]
     layout = Layout(
         **counts,  # type: ignore[arg-type]

@@ -2,7 +2,7 @@
 
 On one host ``pardemo plan --measure FILE`` starts them. On several hosts they are torchrun's::
 
-    torchrun --nnodes 2 --nproc-per-node 8 … -m pardemo.world pardemo.planner.measured:write FILE
+    torchrun --nnodes 2 --nproc-per-node 8 … -m pardemo.world pardemo.planner.measure_profile:write FILE
 
 Ranks without a GPU measure fp32 on their cores, which they share: numbers of that machine, and of no GPU.
 """
@@ -63,7 +63,7 @@ def on_rank() -> dict[str, Any]:
     name, memory = _device(rank_device)
     rates = {size: _product(size, rank_device) for size in SIZES[gpu]}
     best = max(rates.values())
-    peak_flops, source = peak(name, best)
+    peak_flops, source = find_peak_flops(name, best)
     tensor = torch.empty(COPY_BYTES[gpu] // 4, device=rank_device)
     target = torch.empty_like(tensor)
     copied = _mean(2 * COPY_BYTES[gpu] / median(times(lambda: target.copy_(tensor), 7)))
@@ -111,15 +111,15 @@ def _matrices(n: int, rank_device: torch.device) -> tuple[torch.Tensor, torch.Te
 def _links(gpu: bool) -> dict[str, Any]:
     """Returns the links inside and between hosts, of all-reduces that all groups of a kind make at once."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    each = int(os.environ.get("LOCAL_WORLD_SIZE", size))
-    hosts = size // each
-    fields: dict[str, Any] = {"host_gpus": each}
-    inside = [dist.new_group(range(host * each, (host + 1) * each)) for host in range(hosts)]
-    between = [dist.new_group(range(local, size, each)) for local in range(each)]
-    if each > 1:
-        fields["inside"] = _link(inside[rank // each], each, 1, gpu)
+    host_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", size))
+    hosts = size // host_ranks
+    fields: dict[str, Any] = {"host_gpus": host_ranks}
+    inside = [dist.new_group(range(host * host_ranks, (host + 1) * host_ranks)) for host in range(hosts)]
+    between = [dist.new_group(range(local, size, host_ranks)) for local in range(host_ranks)]
+    if host_ranks > 1:
+        fields["inside"] = _link(inside[rank // host_ranks], host_ranks, 1, gpu)
     if hosts > 1:  # each GPU's ring has its part of the adapters
-        fields["between"] = _link(between[rank % each], hosts, each, gpu)
+        fields["between"] = _link(between[rank % host_ranks], hosts, host_ranks, gpu)
     return fields
 
 
@@ -148,7 +148,7 @@ def _device(rank_device: torch.device) -> tuple[str, float]:
     return "cpu", psutil.virtual_memory().total / int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
 
-def peak(name: str, best: float) -> tuple[float, str]:
+def find_peak_flops(name: str, best: float) -> tuple[float, str]:
     """Returns the datasheet's peak of the GPU of the device's name, and its source; else the best measured product."""
     words = set(name.upper().replace("-", " ").split())
     try:

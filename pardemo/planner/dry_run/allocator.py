@@ -49,11 +49,11 @@ class _Pool:
 
     def take(self, size: int) -> tuple[int, int] | None:
         free = self.free
-        place = bisect.bisect_left(free, (size, 0))
-        if place == len(free):
+        index = bisect.bisect_left(free, (size, 0))
+        if index == len(free):
             return None
-        length, address = free[place]
-        del free[place], self.ends[address], self.starts[address + length]
+        length, address = free[index]
+        del free[index], self.ends[address], self.starts[address + length]
         rest = length - size
         if rest < self.least:
             return address, length
@@ -79,7 +79,7 @@ class Allocator:
         self._blocks: dict[Hashable, tuple[bool, int, int]] = {}
         self._end = 0
 
-    def allocate(self, who: Hashable, nbytes: int) -> None:
+    def allocate(self, storage: Hashable, nbytes: int) -> None:
         size = -(-nbytes // ROUND) * ROUND
         small = size <= SMALL
         block = self._pools[small].take(size)
@@ -87,17 +87,17 @@ class Allocator:
             self._extend(self._pools[small], _segment(size))
             block = self._pools[small].take(size)
         assert block is not None, "a new segment has room"
-        self._blocks[who] = (small, *block)
+        self._blocks[storage] = (small, *block)
 
-    def free(self, who: Hashable) -> None:
-        small, place, size = self._blocks.pop(who)
-        self._pools[small].add(place, size)
+    def free(self, storage: Hashable) -> None:
+        small, address, size = self._blocks.pop(storage)
+        self._pools[small].add(address, size)
 
     def layout(self) -> Segments:
-        """Each segment in the order that they were made: its size, and (who, place, size) of what is taken; MiB."""
-        blocks = [(who, at, size) for who, (_, at, size) in self._blocks.items()]
+        """Lists the segments in the order that they were made: size, and (storage, offset, size) of each block; MiB."""
+        blocks = [(storage, at, size) for storage, (_, at, size) in self._blocks.items()]
         return tuple(
-            (length // MIB, tuple((who, (at - begin) // MIB, size // MIB) for who, at, size in blocks
+            (length // MIB, tuple((storage, (at - begin) // MIB, size // MIB) for storage, at, size in blocks
                                   if begin <= at < begin + length))
             for begin, length in sorted(self._segments.items())
         )  # fmt: skip
@@ -136,13 +136,13 @@ def reserved_bytes(
         room: bytes that CUDA has; more than that is returned where they are not enough.
     """
     replay, alive = Allocator(room), set()
-    for who, nbytes in (*resident, *changes):
+    for storage, nbytes in (*resident, *changes):
         if nbytes > 0:
-            replay.allocate(who, math.ceil(nbytes))
-            alive.add(who)
-        elif who in alive:
-            replay.free(who)
-            alive.remove(who)
+            replay.allocate(storage, math.ceil(nbytes))
+            alive.add(storage)
+        elif storage in alive:
+            replay.free(storage)
+            alive.remove(storage)
     return replay.most
 
 
@@ -155,9 +155,11 @@ Change = tuple[Hashable, int]
 class Replay:
     """The outcome of replaying changes of memory through the allocator. Sizes are MiB.
 
-    Attributes: ``failed``: who found no room, None if all did; ``wanted``, ``taken`` (by tensors) and ``reserved`` (by
-    segments) when it stopped; ``segments``: size of each and (who, place, size) of what is taken in it; ``real``:
-    whether torch's own allocator was asked.
+    Attributes:
+        failed: the storage that found no room, None if all did.
+        wanted, taken, reserved: its size, and that of all tensors and segments when it stopped.
+        segments: size of each, and (storage, offset, size) of each block that is taken in it.
+        real: whether torch's own allocator was asked.
     """
 
     failed: Hashable
@@ -173,8 +175,8 @@ class Replay:
         most = 0
         for size, taken in self.segments:
             end = 0
-            for _, place, length in sorted(taken, key=lambda block: block[1]):
-                most, end = max(most, place - end), place + length
+            for _, offset, length in sorted(taken, key=lambda block: block[1]):
+                most, end = max(most, offset - end), offset + length
             most = max(most, size - end)
         return most
 
@@ -196,14 +198,14 @@ def replay(changes: Iterable[Change], room: int, expandable: bool = False) -> Re
 def by_the_rules(changes: Sequence[Change], room: int) -> Replay:
     """Returns what the model of the allocator's rules says, without torch."""
     memory, taken = Allocator(room * MIB), 0
-    for who, size in changes:
+    for storage, size in changes:
         if size < 0:
-            memory.free(who)
+            memory.free(storage)
         else:
             reserved, segments = memory.reserved // MIB, memory.layout()
-            memory.allocate(who, size * MIB)
+            memory.allocate(storage, size * MIB)
             if memory.reserved > room * MIB:  # the model goes on where CUDA would not
-                return Replay(who, size, taken, reserved, segments, False)
+                return Replay(storage, size, taken, reserved, segments, False)
         taken += size
     return Replay(None, 0, taken, memory.reserved // MIB, memory.layout(), False)
 
@@ -212,23 +214,25 @@ def _in_pages(changes: Sequence[Change], room: int) -> Replay:
     """Expandable segments: a single one, of pages that need not lie side by side."""
     pages_of: dict[Hashable, int] = {}
     most, failed, wanted = 0, None, 0
-    for who, size in changes:
+    for storage, size in changes:
         if size < 0:
-            del pages_of[who]
+            del pages_of[storage]
             continue
         pages = math.ceil(size / PAGE) * PAGE
         if sum(pages_of.values()) + pages > room:
-            failed, wanted = who, size
+            failed, wanted = storage, size
             break
-        pages_of[who] = pages
+        pages_of[storage] = pages
         most = max(most, sum(pages_of.values()))
     ends = itertools.accumulate(pages_of.values())
-    places = tuple((who, end - length, length) for (who, length), end in zip(pages_of.items(), ends, strict=True))
-    return Replay(failed, wanted, sum(pages_of.values()), most, ((most, places),), False)
+    blocks = tuple(
+        (storage, end - length, length) for (storage, length), end in zip(pages_of.items(), ends, strict=True)
+    )
+    return Replay(failed, wanted, sum(pages_of.values()), most, ((most, blocks),), False)
 
 
 def _on_gpu(changes: Sequence[Change], room: int, expandable: bool) -> Replay:
-    question = json.dumps({"changes": [[str(who), size] for who, size in changes], "room": room})
+    question = json.dumps({"changes": [[str(storage), size] for storage, size in changes], "room": room})
     environment = os.environ | dict.fromkeys(SETTINGS, f"expandable_segments:{expandable}")
     ended = subprocess.run([sys.executable, "-m", __name__], input=question, capture_output=True, text=True,
                            env=environment, timeout=120)  # fmt: skip
@@ -246,22 +250,22 @@ def _ask_torch(changes: Sequence[Change], room: int) -> dict:
     torch.cuda.set_per_process_memory_fraction(room * MIB / torch.cuda.get_device_properties(0).total_memory)
     tensors: dict[Hashable, torch.Tensor] = {}
     failed, wanted = None, 0
-    for who, size in changes:
+    for storage, size in changes:
         if size < 0:
-            del tensors[who]
+            del tensors[storage]
             continue
         try:
-            tensors[who] = torch.empty(size * MIB, dtype=torch.uint8, device="cuda")
+            tensors[storage] = torch.empty(size * MIB, dtype=torch.uint8, device="cuda")
         except torch.cuda.OutOfMemoryError:
-            failed, wanted = who, size
+            failed, wanted = storage, size
             break
-    places = {tensor.data_ptr(): who for who, tensor in tensors.items()}
+    storage_at = {tensor.data_ptr(): storage for storage, tensor in tensors.items()}
     segments = []
     for segment in torch.cuda.memory_snapshot():
         at, blocks = segment["address"], []
         for block in segment["blocks"]:
-            if at in places:
-                blocks.append((places[at], (at - segment["address"]) // MIB, block["size"] // MIB))
+            if at in storage_at:
+                blocks.append((storage_at[at], (at - segment["address"]) // MIB, block["size"] // MIB))
             at += block["size"]
         segments.append((segment["total_size"] // MIB, blocks))
     return {"failed": failed, "wanted": wanted, "taken": torch.cuda.memory_allocated() // MIB,

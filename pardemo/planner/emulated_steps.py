@@ -27,7 +27,7 @@ from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.per_rank import owned_layer
 from pardemo.planner.layouts.programs import Program
 from pardemo.planner.layouts.shape import Shape
-from pardemo.planner.layouts.step import step
+from pardemo.planner.layouts.step import predict_step
 from pardemo.tensor_parallel import copy_to, reduce_from
 from pardemo.zero import Zero1, Zero3
 
@@ -80,7 +80,7 @@ class Case:
 
     @property
     def predicted_s(self) -> float:
-        return step(self.job, self.layout).seconds
+        return predict_step(self.job, self.layout).seconds
 
 
 def _hosts(hosts: int, between: str, ranks: int = 1, **more: str) -> Cluster:

@@ -75,7 +75,7 @@ def _against(arguments: argparse.Namespace) -> int:
         )
     if measured and not measured.inside:
         most = max(run.job.machine.gpus for run in published_runs if run.job.machine.gpu is measured.gpu)
-        profile.check_inside(measured, Path(arguments.gpu).name, most)
+        profile.check_inside(measured, most)
     outcomes = against.compare(published_runs)
     if arguments.picture:
         from pardemo.planner.layouts.charts import predicted_and_known
@@ -106,7 +106,6 @@ def job_of(arguments: argparse.Namespace) -> "Job":
     from pardemo.planner import hardware, profile
     from pardemo.planner.layouts import configurations
     from pardemo.planner.layouts.job import Job
-    from pardemo.planner.layouts.machines import machine
     from pardemo.planner.layouts.programs import find_program
 
     if not arguments.model:
@@ -116,16 +115,12 @@ def job_of(arguments: argparse.Namespace) -> "Job":
     config = configurations.find_configuration(arguments.model)
     shape = replace(configurations.shape_of_config(config), name=Path(arguments.model).name)
     gpu_profile = profile.find_profile(arguments.gpu, arguments.gpus)
-    each = arguments.gpus // gpu_profile.hosts(arguments.gpus, arguments.hosts)
-    between = None
-    if arguments.link or not gpu_profile.between:
-        between = hardware.link(arguments.link) if arguments.link else hardware.usual_link(gpu_profile.gpu, each)[1]
-    cluster = machine(gpu_profile, arguments.gpus, each, between)
+    machine = gpu_profile.machine(arguments.gpus, arguments.hosts, arguments.link)
     most = shape.positions or arguments.sequence or SEQUENCE
     if arguments.sequence and arguments.sequence > most:
         raise ValueError(f"--sequence must be at most {most:,}: {shape.name} has learned no further positions")
     return Job(
-        shape, cluster, find_program(arguments.program or PROGRAM), arguments.sequence or min(SEQUENCE, most),
+        shape, machine, find_program(arguments.program or PROGRAM), arguments.sequence or min(SEQUENCE, most),
         precision=hardware.precision(arguments.precision or "bf16"),
         tuning=tuning_of(arguments.target, arguments.rank, config, shape),
     )  # fmt: skip
@@ -152,28 +147,20 @@ def tuning_of(target: str | None, rank: int | None, config: Any, shape: "Shape")
 
 def assumptions_of(arguments: argparse.Namespace, job: "Job", batch: int) -> dict[str, Any]:
     """Returns the machine and batch that are planned with, and the options that were left out (``defaults``)."""
-    from pardemo.planner import hardware, profile
     from pardemo.planner.layouts import configurations
-    from pardemo.planner.layouts.machines import LINK_SHARE
     from pardemo.planner.layouts.tuning import adapter_params
 
     machine, tuning = job.machine, job.tuning
-    if arguments.link or profile.find_profile(arguments.gpu, arguments.gpus).between is None:
-        usual, usual_rate = hardware.usual_link(machine.gpu, min(machine.gpus, machine.host_gpus))
-        rate = hardware.link(arguments.link) if arguments.link else usual_rate
-        link = f"--link {arguments.link}" if arguments.link else f"{usual}, the default of --link"
-        reached = rate * LINK_SHARE
-    else:
-        rate = reached = machine.between
-        link = f"measured, {Path(arguments.gpu).name}"
+    link = machine.link.words if machine.link else ""
     lora = {"rank": tuning.rank, "target": list(tuning.target), "parameters": adapter_params(tuning, job.shape)}
     return {
         "training": "lora" if job.frozen else "full", "lora": lora if job.frozen else None,
         "program": job.program.name, "release": job.program.release, "fitted_release": job.program.fitted_release,
         "precision": job.precision, "not_planned": configurations.not_planned(arguments.model),
         "hosts": machine.hosts, "host_gpus": min(machine.gpus, machine.host_gpus),
-        "gpu": machine.gpu.name, "gpus": machine.gpus, "link": link, "link_bytes_per_s": rate,
-        "link_reached_bytes_per_s": reached, "samples_per_step": batch, "sequence": job.sequence,
+        "gpu": machine.gpu.name, "gpus": machine.gpus, "link": link, "link_bytes_per_s": machine.link_bytes_per_s,
+        "link_reached_bytes_per_s": machine.between * machine.link_share,
+        "samples_per_step": batch, "sequence": job.sequence,
         "defaults": [f"--{name.replace('_', '-')}" for name in ("hosts", "link", "per_step", "sequence")
                      if getattr(arguments, name) is None and not (name == "per_step" and arguments.explain)],
     }  # fmt: skip
@@ -285,6 +272,6 @@ def _write(arguments: argparse.Namespace, planned: "PlannedLayout") -> list[str]
         return []
     from pardemo.planner.layouts import explanations, launch
 
-    if not planned.fits:
+    if not planned.has_room:
         raise ValueError(f"--write: {planned.layout}: {explanations.describe_fit(planned)}")
     return launch.write_files(Path(arguments.write), planned.job, planned.layout, arguments.model)

@@ -8,15 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from pardemo.planner.estimate import OFFLOADS, RESERVE, choose
+from pardemo.planner.estimate import HOST_STATES, RESERVE, choose
 from pardemo.planner.job import RankJob, check_tensor_parallel
 from pardemo.planner.layouts import configurations
-from pardemo.planner.layouts.fine_tune_step import stage_of
 from pardemo.planner.layouts.intervals import Interval, of_fine_tune
-from pardemo.planner.layouts.job import BUCKET, ENGINES, Job, engine_of, fine_tune
+from pardemo.planner.layouts.job import BUCKET_ELEMENTS, ENGINES, Job, engine_name, fine_tune
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
-from pardemo.planner.layouts.memory import memory
+from pardemo.planner.layouts.memory import predict_memory
 from pardemo.planner.layouts.search import PlannedLayout
 from pardemo.planner.layouts.shape import Shape
 
@@ -40,7 +39,7 @@ class Request:
     pp: int = 1
     engines: Sequence[str] = PLANNED_ENGINES
     checkpointing: Sequence[bool] = (True, False)
-    offloads: Sequence[str] = OFFLOADS
+    host_states: Sequence[str] = HOST_STATES
     batches: Sequence[int] = ()
     rows: int = 0
     epochs: float = 0.0
@@ -90,34 +89,12 @@ class PlanRow(PlannedLayout):
     @cached_property
     def engine(self) -> str:
         """Name of the engine, as in :class:`~pardemo.planner.job.RankJob`."""
-        return engine_of(self.job, self.layout)
+        return engine_name(self.job, self.layout)
 
     @property
     def stage(self) -> int | None:
-        """DeepSpeed's ZeRO stage."""
-        return stage_of(self.engine)
-
-    @property
-    def offload(self) -> str:
-        return self.layout.on_host
-
-    @property
-    def checkpointing(self) -> bool:
-        return self.layout.recompute == "full"
-
-    @property
-    def batch(self) -> int:
-        """Samples of a micro-batch."""
-        return self.layout.micro_batch
-
-    @property
-    def accumulation(self) -> int:
-        return self.layout.accumulation
-
-    @property
-    def fits(self) -> bool:
-        """Whether a GPU holds it, however little stays free."""
-        return self.peak_bytes <= self.job.machine.most_bytes
+        """DeepSpeed's ZeRO stage; None under FSDP2."""
+        return self.layout.zero_stage if self.job.program.deepspeed else None
 
     @property
     def interval(self) -> Interval:
@@ -163,20 +140,21 @@ class Plan:
         """Rows that may be recommended: of those that fit, those that leave room; all that fit where none does."""
         fitting = [row for row in self.rows if row.fits]
         fitting = [row for row in fitting if row.engine != "fsdp2"] or fitting
-        return [row for row in fitting if row.peak_bytes <= row.usable_bytes] or fitting
+        return [row for row in fitting if row.has_room] or fitting
 
 
 def _preference(row: PlanRow) -> tuple:
     """Orders rows that are as fast: no offload first, then a low stage, then little memory."""
-    return row.offload != "none", row.engine, row.peak_bytes
+    return row.layout.host_states != "none", row.engine, row.peak_bytes
 
 
-#: What an engine may leave to the host; how long FSDP2's own offload takes is not known, so that it has no rows.
-OFFLOADED = {
+#: Engine -> the states that it may leave to the host; how long FSDP2's own offload takes is not known, so that it has
+#: no rows.
+HOST_STATES_OF = {
     "zero-0": ("none",),
     "zero-1": ("none", "optimizer"),
     "zero-2": ("none", "optimizer"),
-    "zero-3": OFFLOADS,
+    "zero-3": HOST_STATES,
     "fsdp2": ("none",),
 }
 
@@ -200,34 +178,35 @@ def plan(request: Request) -> Plan:
     """
     shape = configurations.shape_of_config(request.job.config)
     rows = [
-        plan_row(request, shape, engine, again, offload, batch)
+        plan_row(request, shape, engine, again, host_states, batch)
         for engine in request.engines
         if engine == "zero-0" or request.dp > 1
         for again in request.checkpointing
-        for offload in request.offloads
-        if offload in OFFLOADED[engine]
+        for host_states in request.host_states
+        if host_states in HOST_STATES_OF[engine]
         for batch in request.micro_batches
     ]
     return Plan(request, rows)
 
 
-def plan_row(request: Request, shape: Shape, engine: str, again: bool, offload: str, batch: int) -> PlanRow:
+def plan_row(request: Request, shape: Shape, engine: str, again: bool, host_states: str, batch: int) -> PlanRow:
     """Plans the request in one way; ``shape`` is its model's."""
     job = request.job.but(
         engine=engine, ranks=request.dp, batch=batch, accumulation=max(1, request.share // batch), checkpointing=again
     )
-    planned, layout = job_and_layout(job, request.machine, offload, request.tp, request.pp, shape)
+    planned, layout = job_and_layout(job, request.machine, host_states, request.tp, request.pp, shape)
     return PlanRow(planned, layout, request.steps, request.price)
 
 
 def job_and_layout(
-    job: RankJob, machine: Machine, offload: str = "none", tp: int = 1, pp: int = 1, shape: Shape | None = None
+    job: RankJob, machine: Machine, host_states: str = "none", tp: int = 1, pp: int = 1, shape: Shape | None = None
 ) -> tuple[Job, Layout]:
     """Converts a rank's job to the job and layout of the step's model.
 
     Args:
-        offload: as DeepSpeed's: ``none``, ``optimizer`` or ``optimizer+parameters``.
-        tp, pp: tensor-parallel ranks and pipeline stages of each of the job's ranks. shape: of its model, if known.
+        host_states: states in the host's memory, of :data:`~pardemo.planner.estimate.HOST_STATES`.
+        tp, pp: tensor-parallel ranks and pipeline stages of each of the job's ranks.
+        shape: the shape of the job's model, if it is known.
 
     Raises:
         ValueError: the model is none that is known.
@@ -237,8 +216,8 @@ def job_and_layout(
     return fine_tune(
         shape or configurations.shape_of_config(job.config), machine, tuning,
         job.engine, job.ranks, job.batch, job.sequence, checkpointing=job.checkpointing,
-        accumulation=job.accumulation, offload=offload, tp=tp, pp=pp,
-        bucket=job.zero.get("reduce_bucket_size", BUCKET), overlaps=job.zero.get("overlap_comm"),
+        accumulation=job.accumulation, host_states=host_states, tp=tp, pp=pp,
+        bucket=job.zero.get("reduce_bucket_size", BUCKET_ELEMENTS), overlaps=job.zero.get("overlap_comm"),
     )  # fmt: skip
 
 
@@ -248,7 +227,8 @@ def longest_sequence(request: Request, best: PlanRow) -> int:
     context = getattr(request.job.config, "max_position_embeddings", None) or 1 << 20
     fits = _fits(request, lambda steps: (replace(job, sequence=TOKENS * steps), layout))
     if context < 2 * TOKENS:
-        return context if memory(replace(job, sequence=context), layout).peak_bytes <= request.machine.most_bytes else 0
+        nbytes = predict_memory(replace(job, sequence=context), layout).peak_bytes
+        return context if nbytes <= request.machine.most_bytes else 0
     return TOKENS * largest_that_fits(fits, context // TOKENS)
 
 
@@ -269,12 +249,13 @@ def fewest_gpus(request: Request) -> int | None:
     return None
 
 
-def least_bytes(request: Request, gpus: int, engine: str = "zero-3", offload: str = "none") -> float:
+def least_bytes(request: Request, gpus: int, engine: str = "zero-3", host_states: str = "none") -> float:
     """Predicts the peak of micro-batches of one sample on so many GPUs, under stage 3 with checkpointing."""
     dp = max(1, gpus // (request.tp * request.pp))
     engine = engine if dp > 1 else "zero-0"
-    row = plan_row(request, configurations.shape_of_config(request.job.config), engine, True, offload, 1)
-    return memory(row.job, row.layout.but(dp=dp, accumulation=max(1, request.samples_per_step // dp))).peak_bytes
+    row = plan_row(request, configurations.shape_of_config(request.job.config), engine, True, host_states, 1)
+    layout = row.layout.but(dp=dp, accumulation=max(1, request.samples_per_step // dp))
+    return predict_memory(row.job, layout).peak_bytes
 
 
 def smallest_cluster(request: Request) -> str:
@@ -334,7 +315,7 @@ def _cut_sequences(request: Request) -> list[str]:
 
 
 def _fits(request: Request, job_of_size: Callable[[int], tuple[Job, Layout]]) -> Callable[[int], bool]:
-    return lambda size: memory(*job_of_size(size)).peak_bytes <= request.machine.most_bytes
+    return lambda size: predict_memory(*job_of_size(size)).peak_bytes <= request.machine.most_bytes
 
 
 def largest_that_fits(fits: Callable[[int], bool], most: int) -> int:
@@ -352,7 +333,7 @@ def explain_best(plan: Plan) -> str:
     if best is None:
         return "nothing fits"
     fastest = f"the fastest that fits {best.job.machine.most_bytes / 1e9:.1f} GB"
-    if best.peak_bytes <= best.usable_bytes:
+    if best.has_room:
         fastest = f"the fastest that leaves {RESERVE:.0%} of a GPU free"
     if best.hours != min(row.hours for row in plan.eligible):
         fastest = f"within 1 % of {fastest}, and offloads or shards less or takes less memory"
@@ -372,7 +353,7 @@ def _stage(plan: Plan, best: PlanRow) -> list[str]:
         return [f"below stage {stage} {_way(nearest)} is the fastest, which takes {_more(nearest, best)} longer"]
     if lower:
         return [f"below stage {stage} nothing fits"]
-    alike = [row for row in plan.rows if _same(row, best, "offload", "checkpointing", "batch")]
+    alike = [row for row in plan.rows if _same(row, best, "host_states", "recompute", "micro_batch")]
     higher = [row.sent_bytes for row in alike if row.stage is not None and row.stage > stage]
     if higher and min(higher) >= best.sent_bytes:
         return ["a higher stage would save memory that is not needed and send no less"]
@@ -381,23 +362,27 @@ def _stage(plan: Plan, best: PlanRow) -> list[str]:
 
 def _batch(plan: Plan, best: PlanRow) -> list[str]:
     """Compares the best row with the next smaller and the next larger micro-batch, all else equal."""
-    alike = [row for row in plan.rows if _same(row, best, "engine", "offload", "checkpointing")]
-    clauses = []
-    smaller = max((row for row in alike if row.batch < best.batch), key=lambda row: row.batch, default=None)
-    if smaller is not None and smaller.hours > best.hours:
-        clauses.append(f"micro-batches of {smaller.batch} take {_more(smaller, best)} longer")
-    larger = min((row for row in alike if row.batch > best.batch), key=lambda row: row.batch, default=None)
-    if larger is not None and not larger.fits:
-        clauses.append(f"micro-batches of {larger.batch} do not fit")
-    elif larger is not None and larger not in plan.eligible:
-        clauses.append(f"micro-batches of {larger.batch} fit, and leave less than {RESERVE:.0%} free")
-    elif larger is not None and larger.hours < best.hours:
-        clauses.append(f"micro-batches of {larger.batch} are at most 1 % faster")
+    alike = [row for row in plan.rows if row.engine == best.engine and _same(row, best, "host_states", "recompute")]
+    by_batch = {row.layout.micro_batch: row for row in reversed(alike)}
+    clauses, batch = [], best.layout.micro_batch
+    smaller = max((other for other in by_batch if other < batch), default=None)
+    if smaller is not None and by_batch[smaller].hours > best.hours:
+        clauses.append(f"micro-batches of {smaller} take {_more(by_batch[smaller], best)} longer")
+    larger = min((other for other in by_batch if other > batch), default=None)
+    if larger is None:
+        return clauses
+    if not by_batch[larger].fits:
+        clauses.append(f"micro-batches of {larger} do not fit")
+    elif by_batch[larger] not in plan.eligible:
+        clauses.append(f"micro-batches of {larger} fit, and leave less than {RESERVE:.0%} free")
+    elif by_batch[larger].hours < best.hours:
+        clauses.append(f"micro-batches of {larger} are at most 1 % faster")
     return clauses
 
 
-def _same(row: PlanRow, other: PlanRow, *names: str) -> bool:
-    return all(getattr(row, name) == getattr(other, name) for name in names)
+def _same(row: PlanRow, other: PlanRow, *fields: str) -> bool:
+    """Returns whether these fields of two rows' layouts are equal."""
+    return all(getattr(row.layout, field) == getattr(other.layout, field) for field in fields)
 
 
 def _more(slower: PlanRow, row: PlanRow) -> str:
@@ -405,8 +390,9 @@ def _more(slower: PlanRow, row: PlanRow) -> str:
 
 
 def _way(row: PlanRow) -> str:
-    offload = "" if row.offload == "none" else f" with the {row.offload.replace('+', ' and ')} offloaded"
-    return f"ZeRO {row.stage}{offload} at {row.batch} × {row.accumulation}"
+    layout = row.layout
+    offload = "" if layout.host_states == "none" else f" with the {layout.host_states.replace('+', ' and ')} offloaded"
+    return f"ZeRO {row.stage}{offload} at {layout.micro_batch} × {layout.accumulation}"
 
 
 def describe_epochs(request: Request) -> str:

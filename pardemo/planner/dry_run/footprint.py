@@ -6,9 +6,11 @@ from typing import Any
 import numpy as np
 
 from pardemo import compat
-from pardemo.planner.engines import Running
+from pardemo.planner.dry_run.engines import Running
+from pardemo.planner.dry_run.storage_recorder import Life, StorageRecorder
 from pardemo.planner.job import RankJob
-from pardemo.planner.storage_recorder import Life, StorageRecorder
+from pardemo.planner.layouts.job import BUCKET_ELEMENTS
+from pardemo.planner.layouts.layout import Layout
 
 #: The lines of a footprint, from what stays to what comes and goes.
 LINES = (
@@ -25,14 +27,14 @@ LINES = (
 
 
 #: Linear layers whose output is whole on every tensor-parallel rank, by the last part of their name.
-_ROWS = ("o_proj", "down_proj", "out_proj", "dense_4h_to_h", "c_proj", "w2")
+_CUT_BY_ROWS = ("o_proj", "down_proj", "out_proj", "dense_4h_to_h", "c_proj", "w2")
 _CUT_INSIDE = ("self_attn", "attn", "attention", "mlp", "feed_forward")
 
 
 def is_cut(module: str) -> bool:
     """Returns whether tensor parallelism cuts what a module makes: heads and MLP widths, not the residual stream."""
     parts = module.split(".")
-    return parts[-1] not in _ROWS and any(part in _CUT_INSIDE for part in parts)
+    return parts[-1] not in _CUT_BY_ROWS and any(part in _CUT_INSIDE for part in parts)
 
 
 @dataclass
@@ -96,20 +98,20 @@ class Footprint:
         if ranks == 1 < dp:
             raise ValueError(f"a dry run of one rank does not tell what {dp} send")
         more = 1.0 if ranks == dp else (dp - 1) / dp * ranks / (ranks - 1)  # of a ring's (N − 1)/N
-        each = sum(nbytes for phase, nbytes in self.sent.items() if phase != "step")
-        return more * each / model_parallel, more * self.sent.get("step", 0.0) / model_parallel
+        reduced = sum(nbytes for phase, nbytes in self.sent.items() if phase != "step")
+        return more * reduced / model_parallel, more * self.sent.get("step", 0.0) / model_parallel
 
     @classmethod
     def of(cls, job: RankJob, recorder: StorageRecorder, sizes: dict[str, tuple[int, bool]]) -> "Footprint":
         """Makes the footprint of the step that a recorder has seen."""
         lives, built, first = recorder.lives, recorder.built, recorder.first_event
-        number = {id(life): place for place, life in enumerate(lives)}
+        number = {id(life): index for index, life in enumerate(lives)}
         line_of = np.array([LINES.index(_line(life, job)) for life in lives])
         changes = np.array([(number[id(life)], change) for life, change in recorder.events], np.int64)
-        who, nbytes = changes.T
-        step = timeline(line_of[who], nbytes, first)
+        storages, nbytes = changes.T
+        step = timeline(line_of[storages], nbytes, first)
         top = int(step.sum(1).argmax())
-        culprit = lives[who[first + top]]
+        culprit = lives[storages[first + top]]
         return cls(
             job=job,
             params=sum(count for count, _ in sizes.values()),
@@ -118,7 +120,7 @@ class Footprint:
             peak_phase=culprit.phase,
             peak_module=culprit.module or "the engine",
             timeline=step,
-            phases=[(name, place - first) for name, place in recorder.marks if place >= first],
+            phases=[(name, event - first) for name, event in recorder.marks if event >= first],
             flops={name: count for name, count in recorder.flops.items() if count},
             traffic=recorder.traffic,
             step_traffic=recorder.step_traffic,
@@ -158,7 +160,7 @@ def classify(recorder: StorageRecorder, running: Running, job: RankJob) -> None:
 
 def is_bucket(life: Life, job: RankJob) -> bool:
     """Returns whether a storage is DeepSpeed's buffer for gradients on their way, whose size is a setting."""
-    return life.origin == "engine" and life.nbytes == 2 * job.zero.get("reduce_bucket_size", 500_000_000)
+    return life.origin == "engine" and life.nbytes == 2 * job.zero.get("reduce_bucket_size", BUCKET_ELEMENTS)
 
 
 def _line(life: Life, job: RankJob) -> str:
@@ -193,21 +195,20 @@ _SHARDED = {
 }
 
 
-def shares_on_gpu(footprint: Footprint, ranks: int, tp: int, pp: int, in_flight: int, offload: str) -> np.ndarray:
-    """[storages]: the part of each storage that a rank has on its GPU.
+def shares_on_gpu(footprint: Footprint, ranks: int, layout: Layout) -> np.ndarray:
+    """Returns the part of each storage that a rank has on its GPU, [storages].
 
     Args:
         ranks: the data-parallel ones that are asked for; the dry run may have had fewer.
-        in_flight: micro-batches whose activations a pipeline stage holds.
-        offload: one of :data:`pardemo.planner.estimate.OFFLOADS`.
+        layout: gives tensor-parallel ranks, pipeline stages, micro-batches of a step and the states on the host.
     """
     fewer = footprint.job.ranks / ranks
     parts = np.zeros(len(footprint.lives))
-    for place, life in enumerate(footprint.lives):
-        line = LINES[footprint.line_of[place]]
-        if not _on_host(line, life, offload):
-            part = 1.0 if is_bucket(life, footprint.job) else _model_parallel(line, life, tp, pp, in_flight)
-            parts[place] = part * (fewer if _is_sharded(line, life, footprint) else 1.0)
+    for index, life in enumerate(footprint.lives):
+        line = LINES[footprint.line_of[index]]
+        if not _on_host(line, life, layout.host_states):
+            part = 1.0 if is_bucket(life, footprint.job) else _model_parallel(line, life, layout)
+            parts[index] = part * (fewer if _is_sharded(line, life, footprint) else 1.0)
     return parts
 
 
@@ -222,20 +223,22 @@ def _is_sharded(line: str, life: Life, footprint: Footprint) -> bool:
     return line in sharded
 
 
-def _model_parallel(line: str, life: Life, tp: int, pp: int, in_flight: int) -> float:
+def _model_parallel(line: str, life: Life, layout: Layout) -> float:
+    tp, pp = layout.tp, layout.pp
     if line in _STATES or life.phase == "step":  # the update's copies have the sizes of what is updated
         return 1 / (tp * pp)
     if line in ("buckets", "gathered parameters", "logits"):
         return 1 / tp  # the first two are of whole layers, however few a stage has
     cut = 1 / tp if is_cut(life.module) else 1.0
+    in_flight = min(pp, layout.accumulation)  # micro-batches whose activations a stage holds
     return cut * in_flight / pp if line == "activations" else cut
 
 
-def _on_host(line: str, life: Life, offload: str) -> bool:
+def _on_host(line: str, life: Life, host_states: str) -> bool:
     """Returns whether offload keeps the storage on the host; DeepSpeed's shards of gradients go with the states."""
-    if offload == "none":
+    if host_states == "none":
         return False
-    if offload == "optimizer+parameters" and line in ("parameters", "frozen parameters"):
+    if host_states == "optimizer+parameters" and line in ("parameters", "frozen parameters"):
         return True
     shard = line == "gradients" and life.origin == "engine"
     return line == "optimizer states" or shard or (line == "temporaries" and life.phase == "step")

@@ -6,12 +6,11 @@ from typing import Any
 import numpy as np
 
 from pardemo.meters.snapshot import Block, of_sums
-from pardemo.planner.estimate import Estimate
-from pardemo.planner.footprint import LINES, Footprint
-from pardemo.planner.layouts import fine_tune_step
-from pardemo.planner.layouts.fine_tune_step import tensor_bytes
-from pardemo.planner.memory_curve import Curve
-from pardemo.planner.table import PlanRow, Request
+from pardemo.planner.dry_run.footprint import LINES, Footprint
+from pardemo.planner.dry_run.memory_curve import Curve
+from pardemo.planner.estimate import Memory
+from pardemo.planner.fine_tune.plan_table import PlanRow, Request
+from pardemo.planner.layouts.fine_tune_step import reductions, tensor_bytes
 
 SHOWN_FROM = 0.02  # of the tensors: lines that differ by less are not shown
 
@@ -20,8 +19,8 @@ SHOWN_FROM = 0.02  # of the tensors: lines that differ by less are not shown
 class DryRunComparison:
     """The peak of a GPU by line, ``planned`` and in the engine's dry ``run``; ``sent``: bytes of a step in both."""
 
-    planned: Estimate
-    run: Estimate
+    planned: Memory
+    run: Memory
     sent: tuple[float, float]
 
     @property
@@ -76,37 +75,34 @@ def compare_with_dry_run(request: Request, row: PlanRow) -> DryRunComparison:
         raise ValueError("--dry-run trains adapters alone; there is no dry run of --embeddings")
     if tuning.fused_loss:
         raise ValueError("--dry-run makes whole logits; there is no dry run of --fused-loss")
-    curve, how = _curve(request, row)
-    run = curve.estimate(row.batch, *how, request.machine.most_bytes)
+    curve = _curve(request, row)
+    run = curve.estimate(row.layout, request.machine.most_bytes)
     return DryRunComparison(row.memory, run, (row.sent_bytes, _sent(request, row, curve.low)))
 
 
-def _curve(request: Request, row: PlanRow) -> tuple[Curve, tuple[str, int, int, int, int]]:
-    """Makes the row's dry runs; also returns ``offload`` to ``accumulation`` for :meth:`Curve.estimate`."""
+def _curve(request: Request, row: PlanRow) -> Curve:
+    """Makes the row's dry runs."""
     # two micro-batches stand for any more: gradients are kept from the second on
     accumulation = min(2, max(1, request.samples_per_step // (request.dp * min(request.micro_batches))))
-    job = request.job.but(
-        engine=row.engine, ranks=request.dp, checkpointing=row.checkpointing, accumulation=accumulation
+    recomputes = row.layout.recompute == "full"
+    return Curve(
+        request.job.but(engine=row.engine, ranks=request.dp, checkpointing=recomputes, accumulation=accumulation)
     )
-    micro_batches = request.share // row.batch
-    return Curve(job), (row.offload, request.tp, request.pp, min(request.pp, micro_batches), micro_batches)
 
 
 def _sent(request: Request, row: PlanRow, run: Footprint) -> float:
     """Returns bytes that a rank sends in the row's step: the engine's calls, and tensor parallelism's by formula."""
-    each, once = run.data_parallel_bytes(request.dp, request.tp * request.pp)
-    reductions = fine_tune_step.reductions(row.engine, row.accumulation)
-    return reductions * each + once + row.accumulation * tensor_bytes(row.job, row.layout)
+    reduction_bytes, once = run.data_parallel_bytes(request.dp, request.tp * request.pp)
+    return reductions(row.layout) * reduction_bytes + once + row.layout.accumulation * tensor_bytes(row.job, row.layout)
 
 
-def blocks_of_row(request: Request, row: PlanRow, peak: Estimate) -> list[Block]:
+def blocks_of_row(request: Request, row: PlanRow, peak: Memory) -> list[Block]:
     """Returns a block for each tensor of the row's dry run, and blocks that stay for the rest of a GPU's memory.
 
     What is alive at most at one time is the ``peak`` of that run, rounded to whole bytes. The allocator's block is what
     it reserves at most beyond the tensors of that time, rounding included.
     """
-    curve, how = _curve(request, row)
-    run, nbytes = curve.events(row.batch, *how)
+    run, nbytes = _curve(request, row).events(row.layout)
     tensors, most = _tensors(run, nbytes)
     beside = {name: round(value) for name, value in peak.lines.items() if name not in (*LINES, "allocator")}
     beside["allocator"] = round(peak.peak_bytes) - most - sum(beside.values())
@@ -118,14 +114,14 @@ def _tensors(run: Footprint, nbytes: np.ndarray) -> tuple[list[Block], int]:
 
     A storage that grows or shrinks is another block from then on.
     """
-    who, first = run.changes[:, 0], run.first_event
-    at_first = np.bincount(who[:first], nbytes[:first], len(run.lives))
+    storages, first = run.changes[:, 0], run.first_event
+    at_first = np.bincount(storages[:first], nbytes[:first], len(run.lives))
     size = dict.fromkeys(range(len(run.lives)), 0.0)
     born: dict[int, int] = {}
     blocks: list[Block] = []
     changes = [(storage, at_first[storage], 1) for storage in np.flatnonzero(at_first).tolist()]
     changes += [
-        (s, n, 2 + k) for k, (s, n) in enumerate(zip(who[first:].tolist(), nbytes[first:].tolist(), strict=True))
+        (s, n, 2 + k) for k, (s, n) in enumerate(zip(storages[first:].tolist(), nbytes[first:].tolist(), strict=True))
     ]
     total = most = 0
     for storage, change, when in changes:

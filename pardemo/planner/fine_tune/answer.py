@@ -7,20 +7,19 @@ from types import SimpleNamespace
 from typing import Any
 
 from pardemo.finetune import recipe
-from pardemo.planner import profile, table
+from pardemo.planner import profile
 from pardemo.planner.estimate import BUILT_SHARDED
+from pardemo.planner.fine_tune import plan_table
+from pardemo.planner.fine_tune.plan_table import PLANNED_ENGINES, Plan, PlanRow, Request, engine_title
 from pardemo.planner.job import RankJob
-from pardemo.planner.layouts import command as layout_command
-from pardemo.planner.layouts import configurations
+from pardemo.planner.layouts import configurations, layout_command
 from pardemo.planner.layouts.configurations import usual_target
 from pardemo.planner.layouts.intervals import of_fine_tune
-from pardemo.planner.layouts.job import HYBRID
+from pardemo.planner.layouts.job import check_not_hybrid
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.published.finetune_runs import TIGHT
 from pardemo.planner.layouts.tuning import Tuning
 from pardemo.planner.progress import progress
-from pardemo.planner.rates import LINK_SHARE
-from pardemo.planner.table import PLANNED_ENGINES, Plan, PlanRow, Request, engine_title
 from pardemo.tables import text_table
 
 HEAD = (
@@ -37,30 +36,30 @@ def answer_plan(arguments: argparse.Namespace, shown: int | None) -> int:
     """Makes the plan, writes what is asked for, and prints ``shown`` rows of the table."""
     request, base = request_of(arguments)
     if arguments.write:
-        from pardemo.planner import files
+        from pardemo.planner.fine_tune import files
 
         files.refuse_unwritable(request, base)
     snapshot_file = layout_command.snapshot_file(arguments)
-    plan = table.plan(request)
+    plan = plan_table.plan(request)
     best = plan.best
     if best is None:
         least = min(plan.rows, key=lambda row: row.peak_bytes)
         raise ValueError(
             f"{request.machine.gpus} × {request.machine.gpu.name} hold it under no choice; the least is "
             f"{least.peak_bytes / 1e9:.1f} GB of {request.machine.most_bytes / 1e9:.1f}; "
-            f"{table.smallest_cluster(request)}"
+            f"{plan_table.smallest_cluster(request)}"
         )
     answers: dict[str, int | None] = {}
     if arguments.backwards:
         answers = {
-            "longest_sequence": table.longest_sequence(request, best),
-            "largest_micro_batch": table.largest_batch(request, best),
-            "fewest_gpus": table.fewest_gpus(request),
+            "longest_sequence": plan_table.longest_sequence(request, best),
+            "largest_micro_batch": plan_table.largest_batch(request, best),
+            "fewest_gpus": plan_table.fewest_gpus(request),
         }
     written = files.write_plan(arguments.write, request, best, base) if arguments.write else []
     dry = None
     if arguments.dry_run or snapshot_file:  # a snapshot has the tensors that an engine really makes
-        from pardemo.planner import dry_run_comparison
+        from pardemo.planner.fine_tune import dry_run_comparison
 
         progress(f"the dry run of {best.engine}, which takes seconds to a minute")
         dry = dry_run_comparison.compare_with_dry_run(request, best)
@@ -99,10 +98,7 @@ def request_of(arguments: argparse.Namespace) -> tuple[Request, recipe.Recipe]:
     base = recipe.load(arguments.recipe)
     train = base.train
     gpus = base.world.ranks if arguments.gpus is None else arguments.gpus
-    gpu_profile = profile.find_profile(arguments.gpu, gpus)
-    each = gpus // gpu_profile.hosts(gpus, arguments.hosts)
-    share = 1.0 if gpu_profile.gpu.measured else LINK_SHARE
-    machine = Machine(gpu_profile.gpu, gpus, each, gpu_profile.link(arguments.link, each), link_share=share)
+    machine = profile.find_profile(arguments.gpu, gpus).machine(gpus, arguments.hosts, arguments.link)
     base = _on_model(base, arguments.model)
     name = arguments.model or _model_of(base.model.path)
     if arguments.write or arguments.snapshot or arguments.dry_run:
@@ -111,10 +107,7 @@ def request_of(arguments: argparse.Namespace) -> tuple[Request, recipe.Recipe]:
         config: Any = models.find(name)
     else:
         config = configurations.find_configuration(name)
-    if (shape := configurations.shape_of_config(config)).hybrid:
-        raise ValueError(
-            f"{shape.name}: fine-tunes of {HYBRID} are not planned; --search and --explain plan their training"
-        )
+    check_not_hybrid(configurations.shape_of_config(config))
     if config.model_type == "baichuan":
         config.loss_head = base.model.loss_head
     zero = (base.deepspeed or {}).get("zero_optimization", {})
@@ -190,22 +183,22 @@ def as_json(plan: Plan) -> dict[str, Any]:
     request, machine = plan.request, plan.request.machine
     return {
         "gpu": machine.gpu.name, "gpus": machine.gpus, "hosts": machine.hosts, "host_gpus": machine.host_gpus,
-        "link_bytes_per_s": machine.between, "steps": request.steps,
+        "link_bytes_per_s": machine.link_bytes_per_s, "steps": request.steps,
         "epochs": request.epochs or None, "samples": request.rows or None,
         "rows": [row_json(row) for row in plan.rows],
-        "recommended": plan.rows.index(plan.best) if plan.best else None, "why": table.explain_best(plan),
+        "recommended": plan.rows.index(plan.best) if plan.best else None, "why": plan_table.explain_best(plan),
     }  # fmt: skip
 
 
 def row_json(row: PlanRow) -> dict[str, Any]:
     """Returns a row for JSON, with the intervals that hold its time and memory in four of five cases."""
-    seconds, held = row.interval, of_fine_tune("bytes", row.peak_bytes)
+    seconds, held, layout = row.interval, of_fine_tune("bytes", row.peak_bytes), row.layout
     return {
         "seconds": row.seconds, "seconds_low": seconds.low, "seconds_high": seconds.high,
         "peak_bytes_low": held.low, "peak_bytes_high": held.high, "interval": seconds.why,
-        "engine": row.engine, "zero": row.stage, "offload": row.offload, "checkpointing": row.checkpointing,
-        "micro_batch": row.batch,
-        "accumulation": row.accumulation, "peak_bytes": round(row.peak_bytes), "fits": row.fits,
+        "engine": row.engine, "zero": row.stage, "offload": layout.host_states,
+        "checkpointing": layout.recompute == "full", "micro_batch": layout.micro_batch,
+        "accumulation": layout.accumulation, "peak_bytes": round(row.peak_bytes), "fits": row.fits,
         "step_s": row.seconds, "tokens_per_s_per_gpu": row.step.tokens_per_s, "hours": row.hours, "money": row.money,
         "sent_bytes_per_step": round(row.sent_bytes), "limit": row.step.limit,
         "lines": {name: round(value) for name, value in row.memory.lines.items()},
@@ -222,12 +215,13 @@ def as_text(plan: Plan, most: int | None = None) -> str:
     output = [text_table([HEAD, *(_cells(row, row is best) for row in shown)])]
     if len(shown) < len(plan.rows):
         output.append(f"… {len(plan.rows) - len(shown)} rows more, slower or too large: --all")
-    steps = f"{request.steps:,} steps of {request.samples_per_step} samples{table.describe_epochs(request)}"
+    steps = f"{request.steps:,} steps of {request.samples_per_step} samples{plan_table.describe_epochs(request)}"
     seconds = best.interval
     output += [
         "",
-        f"{_describe(machine)}, {steps}, {request.job.precision}{table.describe_weights(plan)}",
-        f"→ {engine_title(best.engine)}, offload {best.offload}, micro-batch {best.batch}: {table.explain_best(plan)}",
+        f"{_describe(machine)}, {steps}, {request.job.precision}{plan_table.describe_weights(plan)}",
+        f"→ {engine_title(best.engine)}, offload {best.layout.host_states}, micro-batch {best.layout.micro_batch}: "
+        f"{plan_table.explain_best(plan)}",
         f"  {best.seconds:.2f} s a step, in 4 of 5 cases {seconds.low:.2f} to {seconds.high:.2f} ({seconds.why})",
     ]
     if best.peak_bytes > TIGHT * machine.most_bytes:
@@ -254,14 +248,16 @@ def _describe(machine: Machine) -> str:
     text = f"{machine.gpus} × {machine.gpu.name} ({machine.gpu.source})"
     if machine.hosts == 1:
         return text
-    gigabits = 8 * machine.between / 1e9
+    gigabits = 8 * machine.link_bytes_per_s / 1e9
     return f"{text} on {machine.hosts} hosts of {machine.host_gpus}, {gigabits:.4g} Gbit/s between hosts"
 
 
 def _cells(row: PlanRow, recommended: bool) -> tuple[str, ...]:
+    layout = row.layout
     return (
-        "→" if recommended else "", engine_title(row.engine), row.offload, "on" if row.checkpointing else "off",
-        f"{row.batch} × {row.accumulation}", f"{row.peak_bytes / 1e9:.1f}", "yes" if row.fits else "no",
-        f"{row.seconds:.2f}", f"{row.step.tokens_per_s:,.0f}", f"{row.hours:.1f}",
-        "" if row.money is None else f"{row.money:,.2f}", f"{row.sent_bytes / 1e9:.3f}",
+        "→" if recommended else "", engine_title(row.engine), layout.host_states,
+        "on" if layout.recompute == "full" else "off", f"{layout.micro_batch} × {layout.accumulation}",
+        f"{row.peak_bytes / 1e9:.1f}", "yes" if row.fits else "no", f"{row.seconds:.2f}",
+        f"{row.step.tokens_per_s:,.0f}", f"{row.hours:.1f}", "" if row.money is None else f"{row.money:,.2f}",
+        f"{row.sent_bytes / 1e9:.3f}",
     )  # fmt: skip

@@ -16,7 +16,7 @@ from pardemo import compat
 from pardemo.meters.calls import bytes_of_call
 from pardemo.meters.memory import MemoryMeter
 from pardemo.meters.operation_costs import FLOPS, traffic
-from pardemo.planner.fake import NONE
+from pardemo.planner.dry_run.fake import NONE
 
 #: Parts of file names that tell whose code asked for memory; the innermost frame that has one of them decides.
 _ENGINES = ("/deepspeed/", "/torch/distributed/fsdp/", "/torch/distributed/tensor/", "/torch/distributed/_")

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 
 import torch
 
-from pardemo.planner import engines, fake
-from pardemo.planner.footprint import Footprint, classify
+from pardemo.planner.dry_run import engines, fake
+from pardemo.planner.dry_run.footprint import Footprint, classify
+from pardemo.planner.dry_run.storage_recorder import StorageRecorder
 from pardemo.planner.job import RankJob
-from pardemo.planner.storage_recorder import StorageRecorder
 
 STEPS = 2  # the first makes optimizer states, and DeepSpeed's stage 3 learns the order of the layers
 

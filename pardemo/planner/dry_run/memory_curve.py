@@ -11,11 +11,12 @@ from concurrent.futures import Future, ProcessPoolExecutor
 
 import numpy as np
 
-from pardemo.planner.allocator import reserved_bytes
-from pardemo.planner.dryrun import dry_run
-from pardemo.planner.estimate import BUILT_SHARDED, CONTEXT_BYTES, NCCL_BYTES, OFFLOADS, Estimate
-from pardemo.planner.footprint import DATA_PARALLEL_MOST, LINES, Footprint, shares_on_gpu, timeline
+from pardemo.planner.dry_run.allocator import reserved_bytes
+from pardemo.planner.dry_run.footprint import DATA_PARALLEL_MOST, LINES, Footprint, shares_on_gpu, timeline
+from pardemo.planner.dry_run.runner import dry_run
+from pardemo.planner.estimate import BUILT_SHARDED, CONTEXT_BYTES, NCCL_BYTES, Memory
 from pardemo.planner.job import RankJob
+from pardemo.planner.layouts.layout import Layout
 from pardemo.termination import end_with_parent
 
 LOW, HIGH = 2, 4  # a single sample is stored like several turned round, and saves copies
@@ -23,93 +24,73 @@ NEGLIGIBLE = 0.01  # of a peak
 
 
 class Curve:
-    """Computes a job's footprint at any micro-batch from two dry runs; runs others where these have other events."""
+    """Computes a job's footprint in any micro-batch from two dry runs; makes others where these have other events.
 
-    def __init__(self, job: RankJob):
+    Args:
+        scales: whether it is for any micro-batch. Otherwise one dry run is made, for the job's own alone.
+    """
+
+    def __init__(self, job: RankJob, scales: bool = True):
         self.job = job
-        self.low = run(job.but(batch=LOW))
-        self._slope: np.ndarray | None = None
+        self.low = run(job.but(batch=LOW) if scales else job)
+        self._slope: np.ndarray | None = None if scales else np.zeros(len(self.low.changes))
         self._shares: dict[tuple, np.ndarray] = {}
-        high = run(job.but(batch=HIGH))
-        if np.array_equal(self.low.changes[:, 0], high.changes[:, 0]):
-            self._slope = (high.changes[:, 1] - self.low.changes[:, 1]) / (HIGH - LOW)
+        if scales:
+            high = run(job.but(batch=HIGH))
+            if np.array_equal(self.low.changes[:, 0], high.changes[:, 0]):
+                self._slope = (high.changes[:, 1] - self.low.changes[:, 1]) / (HIGH - LOW)
 
-    @classmethod
-    def at_one(cls, job: RankJob) -> "Curve":
-        """Makes a curve of one dry run, which holds for the job's own micro-batch alone."""
-        curve = cls.__new__(cls)
-        curve.job, curve.low, curve._shares = job, run(job), {}
-        curve._slope = np.zeros(len(curve.low.changes))
-        return curve
-
-    def estimate(
-        self,
-        batch: int,
-        offload: str = "none",
-        tp: int = 1,
-        pp: int = 1,
-        in_flight: int = 1,
-        accumulation: int | None = None,
-        room: float = math.inf,
-    ) -> Estimate:
-        """Estimates the peak of a GPU with ``batch`` samples.
+    def estimate(self, layout: Layout, room: float = math.inf) -> Memory:
+        """Estimates the peak of a GPU.
 
         Args:
-            in_flight: micro-batches whose activations a pipeline stage holds.
-            accumulation: micro-batches of a step, the job's own by default. Two stand for any more: from the second
-                on, gradients of the ones before are there.
+            layout: gives the micro-batch, how many a step has, tensor-parallel ranks, pipeline stages and the states on
+                the host; the job says the rest. Two micro-batches stand for any more: from the second on, gradients of
+                the ones before are there.
             room: the GPU's bytes: where they get scarce the allocator gives free segments back, and keeps less.
         """
-        if offload not in OFFLOADS:
-            raise ValueError(f"offload must be one of {', '.join(OFFLOADS)}, not {offload!r}")
-        base, nbytes = self.events(batch, offload, tp, pp, in_flight, accumulation)
-        who, first = base.changes[:, 0], base.first_event
-        line = timeline(base.line_of[who], nbytes, first)
+        base, nbytes = self.events(layout)
+        storages, first = base.changes[:, 0], base.first_event
+        line = timeline(base.line_of[storages], nbytes, first)
         top = int(line.sum(1).argmax())
         lines = dict(zip(LINES, line[top].tolist(), strict=True))
-        nccl = NCCL_BYTES * sum(size > 1 for size in (self.job.ranks, tp, pp))
+        nccl = NCCL_BYTES * sum(size > 1 for size in (self.job.ranks, layout.tp, layout.pp))
         left = room - CONTEXT_BYTES - nccl
-        lines["allocator"] = _reserved(who, nbytes, first, left) - sum(lines.values())
+        lines["allocator"] = _reserved(storages, nbytes, first, left) - sum(lines.values())
         lines["CUDA context"] = CONTEXT_BYTES
         if nccl:
             lines["NCCL"] = nccl
-        building = base.building_bytes / (tp * pp) + CONTEXT_BYTES if self.job.engine in BUILT_SHARDED else None
-        return Estimate(lines, _phases(base)[top], building)
+        building = None
+        if self.job.engine in BUILT_SHARDED:
+            building = base.building_bytes / (layout.tp * layout.pp) + CONTEXT_BYTES
+        return Memory(lines, _phases(base)[top], building)
 
-    def events(
-        self,
-        batch: int,
-        offload: str = "none",
-        tp: int = 1,
-        pp: int = 1,
-        in_flight: int = 1,
-        accumulation: int | None = None,
-    ) -> tuple[Footprint, np.ndarray]:
-        """Returns a dry run and the change in a GPU's bytes at each of its events; arguments as of :meth:`estimate`."""
-        low, asked = self.low, min(accumulation or self.job.accumulation, 2)
+    def events(self, layout: Layout) -> tuple[Footprint, np.ndarray]:
+        """Returns a dry run and the change in a GPU's bytes at each event; ``layout`` as of :meth:`estimate`."""
+        low, batch, asked = self.low, layout.micro_batch, min(layout.accumulation, 2)
         gradient_bytes = 2 * low.trained_params * (asked != low.job.accumulation)  # gradients that are kept, or are not
         if self._slope is None or gradient_bytes > NEGLIGIBLE * low.peak_bytes:
             base = run(self.job.but(batch=batch, accumulation=asked))
             nbytes = base.changes[:, 1].astype(float)
         else:
             base, nbytes = low, low.changes[:, 1] + (batch - low.job.batch) * self._slope
-        return base, nbytes * self._parts(base, tp, pp, in_flight, offload)[base.changes[:, 0]]
+        return base, nbytes * self._parts(base, layout)[base.changes[:, 0]]
 
-    def _parts(self, base: Footprint, tp: int, pp: int, in_flight: int, offload: str) -> np.ndarray:
+    def _parts(self, base: Footprint, layout: Layout) -> np.ndarray:
         """Returns the part of each storage that is on a rank: the same for all micro-batches of a dry run."""
-        how = (tp, pp, in_flight, offload)
         if base is not self.low:
-            return shares_on_gpu(base, self.job.ranks, *how)
-        if how not in self._shares:
-            self._shares[how] = shares_on_gpu(base, self.job.ranks, *how)
-        return self._shares[how]
+            return shares_on_gpu(base, self.job.ranks, layout)
+        key = (layout.tp, layout.pp, min(layout.pp, layout.accumulation), layout.host_states)
+        if key not in self._shares:
+            self._shares[key] = shares_on_gpu(base, self.job.ranks, layout)
+        return self._shares[key]
 
 
-def _reserved(who: np.ndarray, nbytes: np.ndarray, first: int, room: float = math.inf) -> int:
+def _reserved(storages: np.ndarray, nbytes: np.ndarray, first: int, room: float = math.inf) -> int:
     """Returns the bytes that the allocator reserves in the step that begins at event ``first``."""
-    before = np.bincount(who[:first], nbytes[:first])
-    alive = [(int(storage), before[storage]) for storage in np.unique(who[:first]) if before[storage] >= 1]
-    return reserved_bytes(alive, zip(who[first:].tolist(), nbytes[first:].tolist(), strict=True), room)
+    before = np.bincount(storages[:first], nbytes[:first])
+    alive = [(int(storage), before[storage]) for storage in np.unique(storages[:first]) if before[storage] >= 1]
+    return reserved_bytes(alive, zip(storages[first:].tolist(), nbytes[first:].tolist(), strict=True), room)
 
 
 _DONE: dict[str, Footprint] = {}

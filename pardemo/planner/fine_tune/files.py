@@ -13,11 +13,12 @@ from pardemo.baichuan2 import Baichuan2Config
 from pardemo.finetune import recipe, strict_yaml
 from pardemo.finetune.recipe import Recipe
 from pardemo.peers.accelerate import job_settings
-from pardemo.planner.engines import layers_of, lora_config, outline
+from pardemo.planner.dry_run.engines import layers_of, lora_config, outline
+from pardemo.planner.fine_tune.plan_table import PlanRow, Request
 from pardemo.planner.job import RankJob
-from pardemo.planner.layouts import fine_tune_step
+from pardemo.planner.layouts.fine_tune_step import overlaps
+from pardemo.planner.layouts.job import BUCKET_ELEMENTS
 from pardemo.planner.layouts.launch import cluster
-from pardemo.planner.table import PlanRow, Request
 
 with extras.needed_by(__name__):
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
@@ -73,7 +74,7 @@ def write_plan(folder: str | Path, request: Request, row: PlanRow, base: Recipe)
         ValueError: see :func:`refuse_unwritable`; or no module of the model has a name that LoRA was asked for.
     """
     refuse_unwritable(request, base)
-    job, hosts, each = request.job, request.machine.hosts, request.machine.host_gpus
+    job, hosts, host_gpus = request.job, request.machine.hosts, request.machine.host_gpus
     texts: dict[str, str] = {}
     notes: list[str] = []
     head, config = "", "accelerate.yaml"
@@ -99,12 +100,12 @@ def write_plan(folder: str | Path, request: Request, row: PlanRow, base: Recipe)
         shell_notes, slurm_notes = [*notes, about_data], [*notes, f"sbatch job.slurm {usage}; {about_data}"]
         texts[SCRIPT] = f"{head}{_script(request, row, base, model)}"
         texts[ARGUMENTS] = head + strict_yaml.dump(training_arguments(request, row, base, sharding))
-    torchrun = f"torchrun --nproc_per_node {each} {cluster.torchrun(hosts, 'SLURM_NODEID')} {script}"
+    torchrun = f"torchrun --nproc_per_node {host_gpus} {cluster.torchrun(hosts, 'SLURM_NODEID')} {script}"
     texts |= {
         config: head + strict_yaml.dump(launched),
-        "hostfile": head + cluster.hostfile(hosts, each),
-        "launch.sh": cluster.shell(hosts, each, script, config, deepspeed_script, usage, shell_notes),
-        "job.slurm": cluster.slurm(hosts, each, name, f'{torchrun} "$@"', slurm_notes, file="job.slurm"),
+        "hostfile": head + cluster.hostfile(hosts, host_gpus),
+        "launch.sh": cluster.shell(hosts, host_gpus, script, config, deepspeed_script, usage, shell_notes),
+        "job.slurm": cluster.slurm(hosts, host_gpus, name, f'{torchrun} "$@"', slurm_notes, file="job.slurm"),
     }
     for file, text in texts.items():
         project.write_atomically(Path(folder) / file, partial(Path.write_text, data=text, encoding="utf-8"))
@@ -116,31 +117,31 @@ def deepspeed_configuration(request: Request, row: PlanRow, base: Recipe) -> dic
     job = request.job.but(engine=row.engine)
     zero: dict[str, Any] = {
         "contiguous_gradients": True,
-        "reduce_bucket_size": 500_000_000,
+        "reduce_bucket_size": BUCKET_ELEMENTS,
         "use_multi_rank_bucket_allreduce": True,
         **dict(job.zero),
         "stage": row.stage,
-        "overlap_comm": fine_tune_step.overlaps(job.engine, job.zero.get("overlap_comm")),
+        "overlap_comm": overlaps(row.job.program, row.layout),
     }
-    if row.offload != "none":
+    if row.layout.host_states != "none":
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
-    if row.offload == "optimizer+parameters":
+    if row.layout.host_states == "optimizer+parameters":
         zero["offload_param"] = {"device": "cpu", "pin_memory": True}
     if row.stage == 3:
         zero["stage3_gather_16bit_weights_on_model_save"] = True
     base_settings = {key: value for key, value in (base.deepspeed or {}).items() if key not in ("bf16", "fp16")}
     settings = {
         **base_settings,
-        "train_batch_size": row.batch * row.accumulation * request.dp,
-        "train_micro_batch_size_per_gpu": row.batch,
-        "gradient_accumulation_steps": row.accumulation,
+        "train_batch_size": row.layout.micro_batch * row.layout.accumulation * request.dp,
+        "train_micro_batch_size_per_gpu": row.layout.micro_batch,
+        "gradient_accumulation_steps": row.layout.accumulation,
         "gradient_clipping": base.train.max_grad_norm,
         "zero_allow_untested_optimizer": True,
         job.precision: {"enabled": True, **(FP16 if job.precision == "fp16" else {})},
         "zero_optimization": zero,
     }
     # the Trainer's own AdamW is refused where states are offloaded
-    if row.offload != "none" or "optimizer" in base_settings:
+    if row.layout.host_states != "none" or "optimizer" in base_settings:
         settings["optimizer"] = {"type": "AdamW", "params": {**ADAMW, "lr": base.train.learning_rate}}
     return settings
 
@@ -159,11 +160,11 @@ def as_recipe(request: Request, row: PlanRow, base: Recipe) -> Recipe:
     values["lora"] = {"r": tuning.rank, "lora_alpha": tuning.alpha, "lora_dropout": tuning.dropout,
                       "target_modules": list(tuning.target)}  # fmt: skip
     values["train"] |= {
-        "per_device_train_batch_size": row.batch,
-        "gradient_accumulation_steps": row.accumulation,
+        "per_device_train_batch_size": row.layout.micro_batch,
+        "gradient_accumulation_steps": row.layout.accumulation,
         "bf16": job.precision == "bf16",
         "fp16": job.precision == "fp16",
-        "activation_checkpointing": row.checkpointing,
+        "activation_checkpointing": row.layout.recompute == "full",
     }
     values["deepspeed"] = settings
     values["world"]["ranks"] = request.dp
@@ -190,14 +191,14 @@ def training_arguments(
     saving = {"save_strategy": "steps", "save_steps": train.save_steps, "save_total_limit": train.save_total_limit}
     return {
         "max_steps": request.steps,
-        "per_device_train_batch_size": row.batch,
-        "gradient_accumulation_steps": row.accumulation,
+        "per_device_train_batch_size": row.layout.micro_batch,
+        "gradient_accumulation_steps": row.layout.accumulation,
         "learning_rate": train.learning_rate,
         "lr_scheduler_type": train.lr_scheduler_type,
         "warmup_steps": train.warmup_steps,
         "max_grad_norm": job.clipping,
         job.precision: True,
-        **(again if row.checkpointing else {}),
+        **(again if row.layout.recompute == "full" else {}),
         **(saving if train.save_steps else {"save_strategy": "no"}),
         "logging_steps": train.logging_steps,
         "logging_first_step": True,
@@ -238,8 +239,8 @@ def _about(request: Request, row: PlanRow) -> str:
     """Returns what was planned."""
     job, machine = request.job, request.machine
     trained = f"LoRA of rank {job.tuning.rank}" if job.tuning.lora else "all parameters"
-    engine = "FSDP2" if row.stage is None else f"ZeRO {row.stage}, offload {row.offload}"
-    samples = f"{row.batch} × {row.accumulation} samples of up to {job.sequence} tokens each"
+    engine = "FSDP2" if row.stage is None else f"ZeRO {row.stage}, offload {row.layout.host_states}"
+    samples = f"{row.layout.micro_batch} × {row.layout.accumulation} samples of up to {job.sequence} tokens each"
     return (f"{job.config.model_type}, {trained}, {engine}: {machine.gpus} × {machine.gpu.name}, {samples}, "
             f"{request.samples_per_step} a step")  # fmt: skip
 

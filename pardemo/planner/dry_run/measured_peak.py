@@ -22,9 +22,9 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from pardemo import compat, extras
 from pardemo.baichuan2 import Baichuan2Config
 from pardemo.formulas import memory
-from pardemo.planner import engines
-from pardemo.planner.dryrun import STEPS, dry_run
-from pardemo.planner.footprint import Footprint
+from pardemo.planner.dry_run import engines
+from pardemo.planner.dry_run.footprint import Footprint
+from pardemo.planner.dry_run.runner import STEPS, dry_run
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts.tuning import FULL, Tuning
 
@@ -41,10 +41,10 @@ MARK = "pardemo: the step that counts"
 
 def measure(job: RankJob) -> int:
     """On each of ``job.ranks`` ranks: the largest number of bytes allocated during the job's second step."""
-    return peak(functools.partial(_run, job))
+    return measure_peak_bytes(functools.partial(_run, job))
 
 
-def peak(run: Callable[[Callable[[str], contextlib.AbstractContextManager]], None]) -> int:
+def measure_peak_bytes(run: Callable[[Callable[[str], contextlib.AbstractContextManager]], None]) -> int:
     """Returns the most bytes allocated while ``run(mark)`` is within ``mark(MARK)``, beyond those before it."""
     if torch.cuda.is_available():
         return _on_cuda(run)
