@@ -64,7 +64,8 @@ def devices(name: str, ranks: int, host_ranks: int, between: float | None, insid
     device = gpu(name)
     if inside is not None:
         device = replace(device, link_bytes_per_s=inside)
-    return Machine(device, ranks, host_ranks, **({} if between is None else {"between": between}))
+    machine = Machine(device, ranks, host_ranks)
+    return machine if between is None else replace(machine, between=between)
 
 
 def on_gpus(seen: Sequence[RankTrace], machine: Machine) -> ReplayedStep:
