@@ -191,7 +191,7 @@ def test_ranks_go_that_way_where_the_processor_is_slow():
         import torch
         from pardemo import World
         from pardemo.book.run import doctor
-        from pardemo.planner import measured_peak
+        from pardemo.planner.dry_run import measured_peak
         from pardemo.world import bf16
 
         def on_rank():

@@ -250,7 +250,7 @@ def test_lora_goes_where_peft_puts_it_in_each_architecture(kind, target):
 
 KILLED = """
 import time
-from pardemo.planner import memory_curve
+from pardemo.planner.dry_run import memory_curve
 if __name__ == "__main__":
     worker = memory_curve.worker()
     worker.submit(time.sleep, 0).result()
@@ -272,6 +272,7 @@ def test_a_dry_run_beside_a_page_ends_with_a_killed_kernel(tmp_path):
 
 @pytest.mark.nightly
 def test_a_dry_run_whose_kernel_was_killed_before_it_began_ends_too():
-    other = f"from pardemo.planner import memory_curve; memory_curve.prepare_worker({os.getppid()}); print('goes on')"
+    prepare = f"memory_curve.prepare_worker({os.getppid()})"
+    other = f"from pardemo.planner.dry_run import memory_curve; {prepare}; print('goes on')"
     begun = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True, timeout=120, check=False)
     assert (begun.returncode, begun.stdout) == (1, "")
