@@ -21,7 +21,7 @@ from pardemo.script.step import measurement
 from pardemo.script.step import replayed_hardware as replayed
 from pardemo.script.step.operations import Operation, OperationRecorder, RecordedCollective
 from pardemo.script.step.replay import replay_step
-from pardemo.script.step.replay_settings import read_replay_settings
+from pardemo.script.step.replay_settings import ReplaySettings, read_replay_settings
 
 #: A model whose products are those of a Llama: four projections and a gated MLP, in bf16; batch, sequence as given.
 LLAMA = """
@@ -82,12 +82,13 @@ for step in range(4):
 """
 
 
-def recorded(folder, source, *arguments, ranks=1, **more):
+def recorded(folder, source, *arguments, ranks=1, layer_s=0.0):
     (folder / "train.py").write_text(source)
     launch = Launch("train.py", tuple(map(str, arguments)), False)
     return measurement.measure_launch(
-        launch, ranks=ranks, cluster=None, steps=1, folder=folder, timeout_s=120, work=True, **more
-    )
+        launch, ranks=ranks, cluster=None, steps=1, folder=folder, timeout_s=120,
+        replay=ReplaySettings(layer_s, "" if layer_s else "H100", None),
+    )  # fmt: skip
 
 
 # --- the replay, on programs of a line or two
@@ -240,9 +241,9 @@ def test_layers_that_take_a_given_time(tmp_path):
     measured, seen = recorded(tmp_path, DDP, 2, ranks=2, layer_s=0.02)
     passes = 2 * 3 * (1 + 2) * 0.02  # micro-batches, layers, forward and twice that backward
     assert all(one.compute_s >= 0.9 * passes for one in measured.time)  # and how much more is the machine's load
-    predicted = replayed.on_layers(seen, Cluster(1, 2))
-    assert predicted.alone_s == pytest.approx(passes)
-    assert predicted.step_s == pytest.approx(passes)
+    on_layers = replayed.on_layers(seen, Cluster(1, 2))
+    assert on_layers.alone_s == pytest.approx(passes)
+    assert on_layers.step_s == pytest.approx(passes)
     assert set(seen[0].padded.computed_s) == {"0", "1", "2"}
     slow = replayed.on_layers(seen, Cluster(2, 1, between="1 Mbit/s", tier="none"))
     sent_s = communication.ring_all_reduce(3 * (64 * 64 + 64) * 4, 2).sent / 125e3
@@ -253,7 +254,7 @@ def test_layers_that_compute_longer_than_they_are_to_take_are_refused(tmp_path):
     measured, seen = recorded(tmp_path, LLAMA, 2, 128, 4, 2, 344, 500, 2, 64, layer_s=1e-6)
     asked = read_replay_settings("1us", None, None, None)
     with pytest.raises(ValueError, match=r"0\.001.*layers"):
-        replayed.add_predicted_step(asked, measured, seen)
+        replayed.add_replayed_step(asked, measured, seen)
 
 
 def test_what_pace_can_be():

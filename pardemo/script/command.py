@@ -6,10 +6,14 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pardemo import options, project
 from pardemo.termination import ends_in_order
+
+if TYPE_CHECKING:
+    from pardemo.cluster import Cluster
+    from pardemo.script.step.replay_settings import ReplaySettings
 
 
 def add_measure(commands: Any) -> None:
@@ -57,7 +61,7 @@ def run_measure(arguments: argparse.Namespace) -> int:
     from pardemo.script.step import full_size, measurement, replayed_hardware
 
     program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
-    pace, cluster = _pace_and_cluster(arguments)
+    replay, cluster = _replay_and_cluster(arguments)
     full = full_size.full_size_question(arguments.full_size, arguments.gpus, arguments.sequence, arguments.micro_batch)
     asked = cluster.size if cluster else arguments.ranks
     with ends_in_order("measure"):
@@ -77,12 +81,11 @@ def run_measure(arguments: argparse.Namespace) -> int:
                 measured, seen = measurement.measure_launch(
                     launch, ranks=ranks, cluster=cluster, steps=arguments.steps,
                     folder=copy.folder if copy else None, timeout_s=arguments.timeout,
-                    work=pace is not None, layer_s=pace.layer_s if pace else 0.0,
-                    log=out / "calls.csv" if out is not None else None,
+                    replay=replay, log=out / "calls.csv" if out is not None else None,
                 )  # fmt: skip
                 measured.notes += [copy.note] if copy else []
-            if pace is not None:
-                replayed_hardware.add_predicted_step(pace, measured, seen)
+            if replay is not None:
+                replayed_hardware.add_replayed_step(replay, measured, seen)
         except runner.ScriptError as error:
             if error.standstill is None:
                 raise
@@ -138,21 +141,21 @@ def _hosts(hosts: int, ranks: int) -> Any:
     return Cluster(hosts, ranks // hosts, tier="none")
 
 
-def _pace_and_cluster(arguments: argparse.Namespace) -> tuple[Any, Any]:
+def _replay_and_cluster(arguments: argparse.Namespace) -> "tuple[ReplaySettings | None, Cluster | None]":
     """Reads what ``--pace`` asks for, and the cluster of the run; None where there is none."""
     from pardemo.script.step.replay_settings import cluster_of, read_replay_settings
 
-    pace = cluster = None
+    replay = cluster = None
     if arguments.pace is not None:
-        pace = read_replay_settings(arguments.pace, arguments.cluster, arguments.between, arguments.inside)
-        cluster = pace.cluster
+        replay = read_replay_settings(arguments.pace, arguments.cluster, arguments.between, arguments.inside)
+        cluster = replay.cluster
     elif arguments.cluster is not None:
         cluster = cluster_of(arguments.cluster, arguments.between, arguments.inside)
     elif limited := [name for name in ("between", "inside") if getattr(arguments, name) is not None]:
         raise ValueError(f"--{limited[0]} limits the links of a cluster: say which, as --cluster 2x2")
     if cluster is not None and arguments.ranks not in (None, cluster.size):
         raise ValueError(f"--ranks {arguments.ranks} is not the {cluster.size} of --cluster {arguments.cluster}")
-    return pace, cluster
+    return replay, cluster
 
 
 def add_prove(commands: Any) -> None:

@@ -44,7 +44,7 @@ finally:
             print(begun, *times[{warm}:], file=file)
 """
 #: Layers that wait, 1 MB each, whose gradients two nodes sum over a slow link while the next layer's backward waits.
-PACED = """
+PADDED = """
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -83,22 +83,23 @@ def rows() -> Iterator[BenchRow]:
     yield compare("measure.step", *steps, "s", 0.8, note)  # a measured step takes at most 1.25 times the plain one
     yield compare("measure.start", *starts, "s", None, start)
     if tiers.best_tier().name != "none":  # where links can be limited
-        yield _paced(layer_s=0.04, between="200 Mbit/s")
+        yield _padded_layers(layer_s=0.04, between="200 Mbit/s")
 
 
-def _paced(layer_s: float, between: str) -> BenchRow:
+def _padded_layers(layer_s: float, between: str) -> BenchRow:
     """A step by arithmetic beside the one whose layers waited, and whose links were limited, for real."""
     from pardemo.script.runtime.launch_lines import Launch  # what they load sets up DeepSpeed
     from pardemo.script.step import measurement, replayed_hardware
+    from pardemo.script.step.replay_settings import ReplaySettings
 
     cluster = Cluster(2, 1, between=between)
     ran, computed = [], []
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "train.py").write_text(PACED, encoding="utf-8")
+        Path(folder, "train.py").write_text(PADDED, encoding="utf-8")
         for _ in range(ROUNDS):
             measured, seen = measurement.measure_launch(
                 Launch("train.py", (), False), ranks=2, cluster=cluster, steps=3, folder=folder, timeout_s=120,
-                work=True, layer_s=layer_s,
+                replay=ReplaySettings(layer_s, "", cluster),
             )  # fmt: skip
             ran.append(max(one.step_s for one in measured.time))
             computed.append(replayed_hardware.on_layers(seen, cluster).step_s)

@@ -12,8 +12,8 @@ from pardemo.script.runtime.call_sites import without_wrappers
 from pardemo.script.runtime.hooks import Hooks
 from pardemo.script.step.operations import equal_layers
 
-#: A backward pass against its forward: two products for each one.
-BACKWARD = 2
+#: Time of a backward pass relative to its forward: two products for each one.
+BACKWARD_PER_FORWARD = 2
 
 
 class PaddedTimes(NamedTuple):
@@ -62,7 +62,7 @@ class LayerPadding(Hooks):
         self._computed_s[name].append(own_s)
         self._wait(self._forward_s - own_s)
         for tensor in [tensor for tensor in tensors_in(out) if tensor.requires_grad][:1]:
-            tensor.register_hook(lambda gradient: self._wait(BACKWARD * (self._forward_s - own_s)))
+            tensor.register_hook(lambda gradient: self._wait(BACKWARD_PER_FORWARD * (self._forward_s - own_s)))
 
     def _wait(self, seconds: float) -> None:
         begin = time.monotonic()

@@ -34,7 +34,10 @@ WARM = 3
 
 @dataclass(frozen=True)
 class RecordedProgram:
-    """A script to run: what a launcher would start (with an absolute path), how many steps, and where it writes."""
+    """A script to run: what a launcher would start (with an absolute path), how many steps, and where it writes.
+
+    ``work``: whether the second step's operations are recorded. ``layer_s``: what a layer's forward pass is padded to.
+    """
 
     launch: Launch
     steps: int

@@ -22,17 +22,17 @@ class ReplaySettings:
     inside: float | None = None
 
 
-def read_replay_settings(pace: str, cluster: str | None, between: str | None, inside: str | None) -> ReplaySettings:
+def read_replay_settings(text: str, cluster: str | None, between: str | None, inside: str | None) -> ReplaySettings:
     """Reads what ``--pace`` asks for from the command's options.
 
     Raises:
         ValueError: neither a time nor a GPU that the planner knows; a cluster or a rate that is none.
     """
-    if re.match(r"\s*[0-9.]+\s*(us|µs|ms|s)\s*$", pace):
+    if re.match(r"\s*[0-9.]+\s*(us|µs|ms|s)\s*$", text):
         limited = None if cluster is None else cluster_of(cluster, between, inside)
-        return ReplaySettings(seconds(pace, "--pace"), "", limited)
+        return ReplaySettings(seconds(text, "--pace"), "", limited)
     try:
-        name = gpu(pace).name
+        name = gpu(text).name
     except ValueError as error:
         raise ValueError(f"--pace is what a layer takes, as 20ms, or a GPU: {error}") from None
     if cluster is None:

@@ -12,7 +12,7 @@ from pardemo.planner.hardware import FP32_TFLOPS, Gpu, gpu
 from pardemo.planner.layouts.machines import ATTENTION, Machine
 from pardemo.planner.layouts.programs import Program
 from pardemo.script.runtime.collectives import Call
-from pardemo.script.step.layer_padding import BACKWARD
+from pardemo.script.step.layer_padding import BACKWARD_PER_FORWARD
 from pardemo.script.step.operations import Operation, StepWork
 from pardemo.script.step.rank_trace import WARM, RankTrace
 from pardemo.script.step.replay import ComputeTime, replay_step
@@ -29,8 +29,8 @@ TF32 = 0.5
 ENDLESS = 1e30  # operations or bytes a second: takes no time
 
 
-def add_predicted_step(asked: ReplaySettings, measured: Summary, seen: Sequence[RankTrace]) -> None:
-    """Adds the predicted times that were asked for to the summary.
+def add_replayed_step(asked: ReplaySettings, measured: Summary, seen: Sequence[RankTrace]) -> None:
+    """Adds the replayed step that was asked for, with its predicted times, to the summary.
 
     Raises:
         ValueError: layers compute longer here than they are to take; what :func:`on_gpus` raises.
@@ -38,7 +38,7 @@ def add_predicted_step(asked: ReplaySettings, measured: Summary, seen: Sequence[
     if asked.gpu:
         host_ranks = asked.cluster.ranks_per_host if asked.cluster else measured.ranks
         machine = devices(asked.gpu, measured.ranks, host_ranks, asked.between, asked.inside)
-        measured.predicted = on_gpus(seen, machine)
+        measured.replayed = on_gpus(seen, machine)
         return
     own_s = {
         name: statistics.median(of_passes[len(of_passes) // 2 :])  # not the first steps, whose operators are followed
@@ -52,7 +52,7 @@ def add_predicted_step(asked: ReplaySettings, measured: Summary, seen: Sequence[
             f"a layer cannot take {1e3 * asked.layer_s:g} ms here: {name} computes {1e3 * own_s[name]:.1f} ms "
             "by itself; give --pace more, or make the layers smaller"
         )
-    measured.predicted = on_layers(seen, asked.cluster or Cluster(1, measured.ranks))
+    measured.replayed = on_layers(seen, asked.cluster or Cluster(1, measured.ranks))
 
 
 def devices(name: str, ranks: int, host_ranks: int, between: float | None, inside: float | None) -> Machine:
@@ -138,8 +138,8 @@ def on_layers(seen: Sequence[RankTrace], cluster: Cluster) -> ReplayedStep:
     def compute_s(rank: int, operation: Operation) -> float:
         return shares[rank].get(id(operation), 0.0)
 
-    predicted = _predict(seen, machine, compute_s, 0.0, communicate_s, [])
-    return replace(predicted, layer_s=seen[0].padded.forward_s if seen[0].padded else 0.0)
+    replayed = _predict(seen, machine, compute_s, 0.0, communicate_s, [])
+    return replace(replayed, layer_s=seen[0].padded.forward_s if seen[0].padded else 0.0)
 
 
 def _shares(trace: RankTrace) -> dict[int, float]:
@@ -157,7 +157,8 @@ def _shares(trace: RankTrace) -> dict[int, float]:
     shares: dict[int, float] = {}
     for (_, phase), events in passes.items():
         total = sum(weight for _, weight in events) or 1.0
-        seconds = trace.padded.forward_s * (BACKWARD if phase == "backward" else 1) * trace.cuts[1].backwards
+        per_forward = BACKWARD_PER_FORWARD if phase == "backward" else 1
+        seconds = trace.padded.forward_s * per_forward * trace.cuts[1].backwards
         shares |= {event: seconds * weight / total for event, weight in events}
     return shares
 

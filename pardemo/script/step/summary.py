@@ -118,17 +118,17 @@ class Summary:
     time: list[Times]
     findings: list[StepFinding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    predicted: ReplayedStep | None = None
+    replayed: ReplayedStep | None = None
     hosts: int = 1
     closures: int = 1  # how often a step calls the optimizer's
 
     def as_json(self) -> dict[str, Any]:
         """Returns the summary for JSON, with bytes and seconds of a step."""
         left_out = ("place", "shapes", "closures", "gloo_bytes")
+        keys = {"replayed": "paced"}  # by which programs know it
 
         def plain(thing: object) -> dict[str, Any]:
-            fields = vars(thing).items()
-            return {"paced" if name == "predicted" else name: value for name, value in fields if name not in left_out}
+            return {keys.get(name, name): value for name, value in vars(thing).items() if name not in left_out}
 
         return plain(self) | {
             "parallelism": [parallelism.as_json() for parallelism in self.parallelism],
@@ -139,7 +139,7 @@ class Summary:
             ],
             "backend_bytes": self.gloo_bytes,
             "time": [plain(rank_times) for rank_times in self.time],
-            "paced": None if self.predicted is None else self.predicted.as_json(),
+            "paced": None if self.replayed is None else self.replayed.as_json(),
             "findings": [plain(finding) for finding in self.findings],
         }
 
