@@ -86,19 +86,30 @@ def compare_layouts(layouts: Sequence[RunLayout], options: RunOptions) -> Proof:
         return _proof(layouts, options, folder)
 
 
-def _proof(layouts: Sequence[RunLayout], options: RunOptions, folder: str) -> Proof:
+def prepare_reference(layout: RunLayout, options: RunOptions, folder: Path) -> tuple[Reference, RunOptions, list[str]]:
+    """Runs the reference into a folder; returns it, the options of all other runs, and the short types it computes in.
+
+    Raises:
+        ProveError: it could not be run, took no step, does not train, or is not the same twice.
+    """
     reference, _, tolerance, options = run_twice(
-        lambda options, name: runs.run_layout(layouts[0], options, Path(folder, name)), options
+        lambda options, name: runs.run_layout(layout, options, folder / name), options
     )
     truth = Reference(reference, tolerance)
     _require_training(truth)
     # types of few bits that the script computes in or keeps parameters in
     types = {name for record in reference.records for name in (*record.computed_in, *record.dtypes)}
     if short := sorted(types & SHORT.keys()):
-        rounded = runs.run_layout(layouts[0], replace(options, rounded=True), Path(folder, "rounded"))
+        rounded = runs.run_layout(layout, replace(options, rounded=True), folder / "rounded")
         runs.require_steps(rounded)
         truth.noise = noise_between(truth, rounded)
-    proof = Proof(list(layouts), steps=reference.steps, asked=options.steps, tolerance=tolerance)
+    return truth, options, short
+
+
+def _proof(layouts: Sequence[RunLayout], options: RunOptions, folder: str) -> Proof:
+    truth, options, short = prepare_reference(layouts[0], options, Path(folder))
+    reference = truth.run
+    proof = Proof(list(layouts), steps=reference.steps, asked=options.steps, tolerance=truth.tolerance)
     proof.parameters = len(truth.whole[0].before)
     proof.rounded = short
     proof.notes += reference.records[0].notes
@@ -111,7 +122,7 @@ def _proof(layouts: Sequence[RunLayout], options: RunOptions, folder: str) -> Pr
         try:
             run = runs.run_layout(layout, options, place)
             steps[layout.name] = [record.steps for record in run.records]
-            compared = _compare_one(truth, run, options, place)
+            compared = compare_run(truth, run, options, place)
         except ProveError as error:
             proof.failed[layout.name], proof.details[layout.name] = str(error), error.details
             continue
@@ -139,7 +150,7 @@ def _proof(layouts: Sequence[RunLayout], options: RunOptions, folder: str) -> Pr
     proof.kept = {
         finding: kept for finding, kept in proof.kept.items() if finding in proof.findings
     }  # others have a cause
-    proof.lines = {finding: _line_of(finding, steps[finding.layout]) for finding in proof.findings}
+    proof.lines = {finding: line_of(finding, steps[finding.layout]) for finding in proof.findings}
     return proof
 
 
@@ -150,7 +161,7 @@ _DONE_BY = {
 }  # fmt: skip
 
 
-def _line_of(finding: Finding, ranks: Sequence[Sequence[Step]]) -> str:
+def line_of(finding: Finding, ranks: Sequence[Sequence[Step]]) -> str:
     """Returns the script's line of the call that a finding is about, as seen from the working folder.
 
     It calls the module, goes backward, clips, steps, prints the loss. Where it clips within its engine's step, that.
@@ -163,7 +174,7 @@ def _line_of(finding: Finding, ranks: Sequence[Sequence[Step]]) -> str:
     return site.removeprefix(inside)
 
 
-def _compare_one(truth: Reference, other: Run, options: RunOptions, place: Path) -> LayoutComparison:
+def compare_run(truth: Reference, other: Run, options: RunOptions, place: Path) -> LayoutComparison:
     """Compares one layout with the reference.
 
     Raises:

@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any
 
 from pardemo.cluster import MAX_RANKS
 from pardemo.script.compare.run_layouts import SIZES, RunLayout, from_texts
@@ -109,6 +108,11 @@ class Space:
         reference = self.reference_of(point)
         return {name: value for name, value in point.items() if value != reference[name]}
 
+    def marks(self, point: Mapping[str, Value]) -> Point:
+        """Returns the values that are not their axis's first, sizes left out: those that may make a point part."""
+        first = {axis.name: axis.values[0] for axis in self.axes if axis.kind != SIZE}
+        return {name: point[name] for name, value in first.items() if point[name] != value}
+
     def points(self) -> Iterator[Point]:
         """Yields all legal points but the references, with sizes at their first value.
 
@@ -117,7 +121,9 @@ class Space:
         """
         wide = [axis.values[:1] if axis.kind == SIZE else axis.values for axis in self.axes]
         if (count := math.prod(map(len, wide))) > MOST:
-            raise ValueError(f"the axes have {count:,} combinations, and a search takes up to {MOST:,}: say fewer values")
+            raise ValueError(
+                f"the axes have {count:,} combinations, and a search takes up to {MOST:,}: say fewer values"
+            )
         for values in product(*wide):
             point = dict(zip((axis.name for axis in self.axes), values, strict=True))
             if self.values(point) is not None and self.differing(point):
@@ -149,7 +155,7 @@ def read_space(
         text: the script's.
 
     Raises:
-        ValueError: an axis is said twice or is nowhere, the numbers fit no layout, a condition cannot be read; one line.
+        ValueError: an axis is said twice or is nowhere, the numbers fit no layout, a condition is none; one line.
     """
     if not 1 <= ranks <= MAX_RANKS:
         raise ValueError(f"--ranks must be from 1 to {MAX_RANKS}, not {ranks}")
@@ -196,10 +202,10 @@ def _powers(ranks: int) -> tuple[int, ...]:
 
 def _axes_of(options: Mapping[str, ScriptOption], ranks: int) -> list[Axis]:
     """Returns the axes that a script's options have: sizes in powers of two, and ways with their default first."""
-    axes = []
-    for name in SIZES.keys() - {"dp"}:
-        if option_for(name, options) is not None:
-            axes.append(Axis(name, (1, 2, 4) if name in ("accumulate", "micro_batches") else _powers(ranks)))
+    axes = [
+        Axis(name, (1, 2, 4) if name in ("accumulate", "micro_batches") else _powers(ranks))
+        for name in SIZES.keys() - {"dp"} if option_for(name, options) is not None
+    ]  # fmt: skip
     for option in options.values():
         if option.name in WAYS and len(option.choices) > 1 and option.takes_value:
             first = [option.default] if option.default in option.choices else []

@@ -21,7 +21,7 @@ class Coverage:
         self.points = list(space.points())
         self.waiting = list(self.points)
         random.Random(0).shuffle(self.waiting)  # where layouts cover as much, none comes for its place in the list
-        self.waiting.sort(key=lambda point: -len(space.differing(point)))
+        self.waiting.sort(key=lambda point: -len(space.marks(point)))
         self.pairs = {pair for point in self.points for pair in self._pairs_of(point)}
         references = map(space.reference_of, self.points)
         self.pairs -= {pair for reference in references for pair in self._pairs_of(reference)}
