@@ -135,8 +135,8 @@ def order_of(run: Run, step: int) -> dict[str, int]:
     """Numbers modules in the order in which they end in the reference; a module that runs often by its last end."""
     order: dict[str, int] = {}
     for rank in range(run.layout.ranks):
-        for place, call in enumerate(run.records[rank].steps[step].calls):
-            order[call.module] = max(order.get(call.module, -1), place)
+        for position, call in enumerate(run.records[rank].steps[step].calls):
+            order[call.module] = max(order.get(call.module, -1), position)
     return order
 
 

@@ -84,11 +84,11 @@ def events(seen: Sequence[RankTrace]) -> list[dict[str, Any]]:
         for step in range(WARM, len(trace.cuts)):
             add(f"step {step - WARM}", 0, trace.cuts[step - 1].at_s, trace.cuts[step].at_s)
         for call, row in zip(calls, rows, strict=True):
-            place = call.place
+            site = call.site
             add(
-                f"{call.kind} {place.module or place.line}".strip(), row, call.begin_s, call.end_s or call.begin_s,
-                bytes=call.nbytes, sent=call.sent, ranks=list(call.ranks), dtype=call.dtype, line=place.line,
-                module=place.module, phase=place.phase,
+                f"{call.kind} {site.module or site.line}".strip(), row, call.begin_s, call.end_s or call.begin_s,
+                bytes=call.nbytes, sent=call.sent, ranks=list(call.ranks), dtype=call.dtype, line=site.line,
+                module=site.module, phase=site.phase,
             )  # fmt: skip
             together.setdefault((call.group, call.ranks, call.number), []).append((call.begin_s, trace.rank, row))
     for flow, begins in enumerate(together.values()):
@@ -105,9 +105,9 @@ def _rows(spans: Sequence[tuple[float, float]]) -> list[int]:
     """Returns a row for each span, from 1 on, so that no two spans of a row overlap: viewers cannot draw that."""
     ends: list[float] = []
     rows = [0] * len(spans)
-    for place in sorted(range(len(spans)), key=spans.__getitem__):
-        begin, end = spans[place]
+    for index in sorted(range(len(spans)), key=spans.__getitem__):
+        begin, end = spans[index]
         free = next((row for row, until in enumerate(ends) if until <= begin), len(ends))
         ends[free:] = [end, *ends[free + 1 :]]
-        rows[place] = free + 1
+        rows[index] = free + 1
     return rows

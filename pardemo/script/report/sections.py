@@ -167,7 +167,7 @@ def _merge_numbered(rows: list[Row]) -> list[Row]:
     together: dict[tuple, list[Row]] = {}
     for row in rows:
         form = re.sub(r"\d+", "*", row.module), re.sub(r"\d+", "*", row.why)
-        together.setdefault((row.kind, row.ranks, row.line, row.place.phase, row.dtype, *form), []).append(row)
+        together.setdefault((row.kind, row.ranks, row.line, row.site.phase, row.dtype, *form), []).append(row)
     made = []
     for (*_, module, why), some in together.items():
         merged = some[0]
@@ -175,7 +175,7 @@ def _merge_numbered(rows: list[Row]) -> list[Row]:
             expected = [row.expected_bytes for row in some if row.expected_bytes is not None]
             merged = replace(
                 merged, calls=sum(row.calls for row in some), bytes=sum(row.bytes for row in some),
-                expected_bytes=sum(expected) if expected else None, place=merged.place._replace(module=module), why=why,
+                expected_bytes=sum(expected) if expected else None, site=merged.site._replace(module=module), why=why,
             )  # fmt: skip
         made.append(merged)
     return sorted(made, key=lambda row: -row.bytes)
@@ -187,7 +187,7 @@ def _collectives(measured: Summary) -> list[Sequence[Line]]:
     for row in _merge_numbered(measured.collectives):
         ranks = " → ".join(map(str, row.ranks)) if row.kind == "send" else ranks_text(list(row.ranks)).partition(" ")[2]
         expected = "" if row.expected_bytes is None else amount(row.expected_bytes)
-        most = "" if row.rank is None or row.place.objects else f"rank {row.rank} sends most"
+        most = "" if row.rank is None or row.site.objects else f"rank {row.rank} sends most"
         remark = "; ".join(filter(None, [row.why, most]))
         rest = row.kind, f"{row.calls:g}", amount(row.bytes), expected, row.line, row.module, remark
         together.setdefault(rest, []).append(ranks)

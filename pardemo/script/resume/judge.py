@@ -30,9 +30,9 @@ def moved_generators(reference: Run, resumed: Run, step: int, begins: int) -> li
     names: dict[str, None] = {}
     for theirs, ours in zip(reference.records, resumed.records, strict=True):
         around = [step_record.generators for step_record in theirs.steps[max(0, step - 1) : step + 2]]
-        for name, place in theirs.steps[step].generators.items():
-            drawn = any(other.get(name, place) != place for other in around)
-            if drawn and ours.steps[step - begins].generators.get(name, place) != place:
+        for name, state in theirs.steps[step].generators.items():
+            drawn = any(other.get(name, state) != state for other in around)
+            if drawn and ours.steps[step - begins].generators.get(name, state) != state:
                 names.setdefault(name)
     return list(names)
 
@@ -326,7 +326,8 @@ def judge_resumed(resumed: ResumedRun) -> None:
     explained = causes & {"data", "learning-rate", "loss-scale", "optimizer-state"}
     for finding in compared.findings if compared else ():
         if finding.cause not in explained:  # by what was looked at for itself
-            resumed.findings.append(replace(finding, layout=resumed.name, step=finding.step + last_step))
+            step = finding.step + last_step
+            resumed.findings.append(replace(finding, layout=resumed.name, step=step, tensors=None))
 
 
 def _parameters(resumed: ResumedRun) -> None:

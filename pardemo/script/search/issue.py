@@ -68,7 +68,10 @@ def issue_text(finding: SearchFinding, title: str, versions: str) -> str:
 def _where(finding: SearchFinding) -> str:
     seen = finding.parting.seen
     module = f"`{seen.finding.module}`{f' ({seen.kind})' if seen.kind else ''}" if seen.finding.module else ""
-    parts = [f"the first module that differs is {module}" if module else "", f"at `{seen.line}`" if seen.line else ""]
+    parts = [
+        f"the first module that differs is {module}" if module else "",
+        f"at `{seen.finding.line}`" if seen.finding.line else "",
+    ]
     return _sentence(", ".join(filter(None, parts)) or "nothing says it")
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pardemo.script.blocks import wrapped
-from pardemo.script.compare.results import WIDTH, finding_head, finding_why, json_row
+from pardemo.script.compare.results import WIDTH, finding_head, finding_why
 from pardemo.script.compare.run_layouts import RunLayout
 from pardemo.script.search.axes import Space
 from pardemo.script.search.coverage import Coverage, Pair
@@ -88,10 +88,10 @@ def _rows(verdicts: list[Verdict]) -> list[dict[str, str]]:
 
 def _finding_row(finding: SearchFinding) -> dict[str, Any]:
     seen, made = finding.parting.seen, finding.reproduction
-    return json_row(seen.finding) | {
+    return seen.finding.as_json() | {
         "layout": finding.layouts[0], "layouts": finding.layouts, "shrunk": finding.layout.name,
         "smallest": finding.parting.smallest, "reference": finding.reference.name,
-        "command": " ".join(finding.layout.line), "line": seen.line, "kind": seen.kind,
+        "command": " ".join(finding.layout.line), "kind": seen.kind,
         "right": finding.right.name if finding.right else None, "since": finding.since,
         "reproduction": str(made.folder) if made.folder else None, "printed": made.output, "reason": made.reason,
         "seconds": round(finding.seconds, 1),
@@ -136,7 +136,7 @@ def _finding_lines(number: int, finding: SearchFinding) -> list[str]:
         f"{finding_head(seen.finding)}{f' ({seen.kind})' if seen.kind else ''}",
         finding_why(seen.finding),
         f"parameters: {first_of(seen.finding.parameters, 4)}" if seen.finding.parameters else "",
-        f"at {seen.line}" if seen.line else "",
+        f"at {seen.finding.line}" if seen.finding.line else "",
         f"first in {finding.layouts[0]}{f', and in {more} more' if more else ''}"
         f"{'' if finding.parting.smallest else '; it was not shrunk to the end'}",
         f"right: {finding.right.name}" if finding.right else "",

@@ -29,10 +29,9 @@ class OutOfTime(Exception):
 
 
 class SeenFinding(NamedTuple):
-    """A finding, the script's ``line`` that it is about, the ``kind`` of its module, and what shows it."""
+    """A finding, the class of its module as ``kind``, and what shows it."""
 
     finding: Finding
-    line: str
     kind: str
     evidence: Evidence | None
 
@@ -46,7 +45,6 @@ class Verdict:
     outcome: str
     reason: str = ""
     findings: list[SeenFinding] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
 
 
 class _Prepared(NamedTuple):
@@ -153,17 +151,16 @@ def _verdict(point: Point, layout: RunLayout, prepared: _Prepared, folder: Path,
         return Verdict(point, layout, REFUSED if refused or not (run.error or run.steps) else FAILED, str(error))
     if compared.in_part and layout.ranks > 1 and all(record.alone for record in run.records):
         return Verdict(point, layout, REFUSED, compared.in_part)  # it is no parallel training
-    unmatched = compared.unmatched if compared.strange or not compared.findings else ""
-    if unmatched or (compared.in_part and not compared.findings):
-        return Verdict(point, layout, FAILED, unmatched or compared.in_part)
+    result, _ = proof.result_of(run, compared, options)
+    if result.error:
+        return Verdict(point, layout, FAILED, result.error)
     kinds = {row.module: row.kind for row in compared.model.rows} if compared.model else {}
-    steps = [record.steps for record in run.records]
     seen = [
-        SeenFinding(finding, proof.line_of(finding, steps), kinds.get(finding.module, ""),
+        SeenFinding(finding, kinds.get(finding.module, ""),
                     None if options.sketched else evidence_of(finding, truth, run, compared))
-        for finding in compared.findings
+        for finding in result.findings
     ]  # fmt: skip
-    return Verdict(point, layout, PARTED if seen else ALIKE, "", seen, compared.notes)
+    return Verdict(point, layout, PARTED if seen else ALIKE, "", seen)
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ class Storage:
     """A storage: its bytes, where it was made, and its first and last change in the count of all changes."""
 
     nbytes: int
-    place: CallSite
+    site: CallSite
     shape: tuple[int, ...]
     dtype: str
     born: int
@@ -60,7 +60,7 @@ class ScriptMemoryMeter(MemoryMeter):
         self._in_backward = False
         self._latest: Any = None  # the record of the storage that came last
         self._tensor: torch.Tensor | None = None  # which is being noted
-        self.peak_place: CallSite | None = None
+        self.peak_site: CallSite | None = None
 
     def __enter__(self) -> "ScriptMemoryMeter":
         super().__enter__()
@@ -94,7 +94,7 @@ class ScriptMemoryMeter(MemoryMeter):
         super().reset_peak()
         self._peak_change = self._change
         made = self.storages.get(self._latest)
-        self.peak_place = made.place if made else None
+        self.peak_site = made.site if made else None
 
     def used(self, kind: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
         """Marks a collective's tensors as gathered, or as a communication buffer where it sums no gradient."""
@@ -136,7 +136,7 @@ class ScriptMemoryMeter(MemoryMeter):
     def _shown_kind(self, kind: str, storage: Storage) -> str:
         if kind == "parameters" and storage.use == "gathered" and storage.born:
             return "gathered"  # a module that runs has its parameters whole for a moment; what stays whole is its own
-        buffer = storage.place.use == "communication buffers" and storage.nbytes > 2 * self.live["parameters"]
+        buffer = storage.site.use == "communication buffers" and storage.nbytes > 2 * self.live["parameters"]
         if kind == "gradients" and buffer:
             return "communication buffers"  # DeepSpeed's bucket, in which it puts gradients one after the other
         if kind != "activations":
@@ -191,10 +191,10 @@ class ScriptMemoryMeter(MemoryMeter):
             return
         if known is not None:
             self._earlier.append((record, known))
-        tensor, place = self._tensor, self._sites.here()
+        tensor, site = self._tensor, self._sites.here()
         shape, dtype = ((), "") if tensor is None else (tuple(tensor.shape), dtype_name(tensor.dtype))
-        use = place.use if place.use in KINDS else ""
-        self.storages[record] = Storage(record.nbytes, place, shape, dtype, self._change, self._phase, use)
+        use = site.use if site.use in KINDS else ""
+        self.storages[record] = Storage(record.nbytes, site, shape, dtype, self._change, self._phase, use)
         self._latest = record
 
 
