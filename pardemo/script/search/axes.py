@@ -185,8 +185,8 @@ def read_space(
     elif samples is not None:
         raise ValueError("--samples needs {batch} in the script's line, which follows from it")
     all_axes.append(Axis("steps", tuple(range(steps, 0, -1)), SIZE))
-    told = {"ranks", "batch", *SIZES, *(axis.name for axis in all_axes)}
-    read = tuple(read_condition(condition, told) for condition in conditions)
+    known_names = {"ranks", "batch", *SIZES, *(axis.name for axis in all_axes)}
+    read = tuple(read_condition(condition, known_names) for condition in conditions)
     space = Space(tuple(words), tuple(all_axes), ranks, batch, read, frozenset(fields))
     space.layout({axis.name: axis.values[0] for axis in all_axes})  # says what is wrong before anything runs
     return space

@@ -104,11 +104,11 @@ def _asked(arguments: argparse.Namespace) -> _Asked:
         words, table, settings = list(arguments.words), {}, {}
     else:
         words, table, settings = run_layouts.search_of("prove.toml")
-    said = [axes.parse_axis(text, kind) for kind in _AXES for text in getattr(arguments, kind) or ()]
-    asked = _Asked(words, said, {}, settings)
+    given = [axes.parse_axis(text, kind) for kind in _AXES for text in getattr(arguments, kind) or ()]
+    asked = _Asked(words, given, {}, settings)
     for name, value in table.items():
         if name in _AXES:
-            asked.axes += [axis for axis in _table_axes(name, value) if axis.name not in {axis.name for axis in said}]
+            asked.axes += [axis for axis in _table_axes(name, value) if axis.name not in {axis.name for axis in given}]
         elif name not in _KEYS:
             raise ValueError(f"[search]: {name!r} is not known; it may say {', '.join(sorted({*_KEYS, *_AXES}))}")
         elif not isinstance(value, _KEYS[name][0]) or isinstance(value, bool):

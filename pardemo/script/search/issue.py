@@ -37,17 +37,17 @@ def title_of(finding: SearchFinding, marks: str) -> str:
 def issue_text(finding: SearchFinding, title: str, versions: str) -> str:
     """Writes the issue: what, how to see it, where, until when to work around it, since when."""
     seen, made = finding.parting.seen, finding.reproduction
-    found, ranks = seen.finding, finding.layout.ranks
-    head = finding_text(found.step, found.what, found.factor, found.rest, found.module)
+    difference, ranks = seen.finding, finding.layout.ranks
+    head = finding_text(difference.step, difference.what, difference.factor, difference.rest, difference.module)
     lines = [
         f"# {title}", "",
         f"{versions}; Python {platform.python_version()}, {platform.system()}, CPUs and gloo.", "",
         f"`{_command(finding.layout)}` on {count_text(ranks, 'rank')} does not train as "
         f"`{_command(finding.reference)}` on {count_text(finding.reference.ranks, 'rank')} does: {head}. "
-        f"{_sentence(found.why)}", "",
+        f"{_sentence(difference.why)}", "",
     ]  # fmt: skip
-    if found.parameters:
-        names = [f"`{name}`" for name in found.parameters]
+    if difference.parameters:
+        names = [f"`{name}`" for name in difference.parameters]
         lines += [f"{count_text(len(names), 'parameter')}: {first_of(names, 8)}.", ""]
     lines += [
         "## To reproduce", "",

@@ -49,10 +49,9 @@ clip = torch.nn.utils.clip_grad_norm_  # gradients are compared before it
 torch.nn.utils.clip_grad_norm_ = lambda *a, **k: (steps[0] + 1 == STEP and noted.append(held()), clip(*a, **k))[1]
 """
 _ENGINE = """
-import deepspeed
-engine_step = deepspeed.DeepSpeedEngine.step
-last = deepspeed.DeepSpeedEngine.is_gradient_accumulation_boundary
-deepspeed.DeepSpeedEngine.step = lambda engine: (last(engine) and finish(held()), engine_step(engine))[1]
+from deepspeed import DeepSpeedEngine as Engine, utils  # noqa: E402, I001
+last, engine_step = Engine.is_gradient_accumulation_boundary, Engine.step
+Engine.step = lambda engine: (last(engine) and finish(held()), engine_step(engine))[1]
 """
 _TEST = '''"""Fails while the bug that issue.md describes is there: pytest {name}."""
 
@@ -167,11 +166,11 @@ def reproduction_text(
     deepspeed = any(other.sets == "deepspeed" for other in launches) or "deepspeed" in versions
     value = _GRADIENT.format(missing="torch.zeros_like(p)" if missing else None)
     if deepspeed:
-        value = "deepspeed.utils.safe_get_full_grad(p)"
+        value = "utils.safe_get_full_grad(p)"
     hooks = _CHANGE if evidence.tensor == "after" else _STEP
     if evidence.tensor == "gradient":
         hooks += _ENGINE if deepspeed else ""
-        hooks += _CLIPS if evidence.clips else ""
+        hooks += _CLIPS if evidence.clips and not deepspeed else ""
     commands = [f"torchrun --standalone --nproc-per-node {count} {SCRIPT} {which}"
                 for count, which in zip(ranks, ("reference", "layout"), strict=True)]  # fmt: skip
     lines = [[_shown(other, folder), *other.arguments] for other in launches]
@@ -179,7 +178,7 @@ def reproduction_text(
     return template.substitute(
         title=title, commands="\n".join(commands), versions=versions, tensor=LABELS[evidence.tensor],
         reference=repr(lines[0]), layout=repr(lines[1]), name=repr(evidence.parameter), step=evidence.step,
-        tolerance=FP64 if double else FP32, parts=_parts_text(evidence), hooks=hooks, timeout=TIMEOUT_S,
+        tolerance=FP64 if double else FP32, parts=_parts_text(evidence), hooks=hooks.rstrip(), timeout=TIMEOUT_S,
         value=f"None if p is None else {value}" if evidence.tensor == "gradient" else "p",
         run=_run_text(launch, evidence, double),
     )  # fmt: skip
@@ -197,9 +196,10 @@ def _run_text(launch: Launch, evidence: Evidence, double: bool) -> str:
     if launch.module:
         lines += ["sys.argv[1:] = arguments", "runpy.run_module(script, run_name='__main__', alter_sys=True)"]
     else:
-        lines += ["sys.argv = [os.path.join(HERE, script), *arguments]"]
-        lines += ["sys.path[0] = os.path.dirname(sys.argv[0])  # where its modules are"]
-        lines += ['runpy.run_path(sys.argv[0], run_name="__main__")']
+        lines += [
+            "sys.argv, sys.path[0] = [(script := os.path.join(HERE, script)), *arguments], os.path.dirname(script)"
+        ]
+        lines += ['runpy.run_path(script, run_name="__main__")']
     return "\n".join(lines)
 
 

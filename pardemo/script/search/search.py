@@ -114,8 +114,8 @@ class _Search:
         done, coverage = len(self.result.verdicts), self.result.coverage
         text = verdict.outcome + f": {verdict.reason}" * bool(verdict.reason)
         if verdict.findings:
-            found = verdict.findings[0].finding
-            text = "parts in " + finding_text(found.step, found.what, found.factor, found.rest, found.module)
+            first = verdict.findings[0].finding
+            text = "parts in " + finding_text(first.step, first.what, first.factor, first.rest, first.module)
         seconds = time.monotonic() - self.begin_s
         so_far = f"  ({count_text(len(self.result.findings), 'finding')} so far)" * bool(self.result.findings)
         self._note(f"{seconds:4.0f} s  {done} of {len(coverage.points)}  {verdict.layout.name}  {text}{so_far}")

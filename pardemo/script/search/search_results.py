@@ -91,7 +91,7 @@ def _finding_row(finding: SearchFinding) -> dict[str, Any]:
     return seen.finding.as_json() | {
         "layout": finding.layouts[0], "layouts": finding.layouts, "shrunk": finding.layout.name,
         "smallest": finding.parting.smallest, "reference": finding.reference.name,
-        "command": " ".join(finding.layout.line), "kind": seen.kind,
+        "command": " ".join(finding.layout.line), "line": seen.finding.line, "kind": seen.kind,
         "right": finding.right.name if finding.right else None, "since": finding.since,
         "reproduction": str(made.folder) if made.folder else None, "printed": made.output, "reason": made.reason,
         "seconds": round(finding.seconds, 1),

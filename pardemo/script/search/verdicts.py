@@ -80,8 +80,11 @@ class Verdicts:
     def nearest_right(self, point: Mapping[str, Value]) -> RunLayout | None:
         """Returns the layout that trains alike and differs from this one in the fewest values; None where none does."""
         right = [verdict for verdict in self.known.values() if verdict.outcome == ALIKE]
-        nearest = min(right, default=None, key=lambda verdict: len(verdict.point.items() - point.items()))
-        return nearest.layout if nearest else None
+
+        def distance(verdict: Verdict) -> tuple[int, int]:
+            return len(verdict.point.items() - point.items()), -verdict.layout.ranks
+
+        return min(right, key=distance).layout if right else None
 
     def _run(self, point: Point, until_s: float) -> Verdict:
         layout = self.space.layout(point)
