@@ -26,7 +26,7 @@ from pardemo.script.search.search import search
 from pardemo.script.search.verdicts import ALIKE, PARTED, SeenFinding, Verdict
 
 ROOT = project.PACKAGE.parent
-SCRIPT = ROOT / "tests" / "searched" / "norm_of_heads.py"
+SCRIPT = ROOT / "tests" / "scripts" / "norm_of_heads.py"
 #: A script that is right, on one rank, as quick as can be; it refuses four micro-batches.
 RIGHT = """
 import argparse, torch
@@ -265,7 +265,7 @@ def test_a_reproduction_is_short_whatever_it_needs(tmp_path):
         (["--search", "--minutes", "0"], "--minutes must be above 0"),
         (["--search", "--axis", "dp=1", "--", str(SCRIPT), "--accumulate", "1", "--tp", "1"], "allow no layout beside"),
         (["--search", "--", "nowhere.py"], "no script nowhere.py"),
-        (["--search", "--ranks", "0", "--", str(SCRIPT)], "--ranks must be from 1"),
+        (["--search", "--ranks", "0", "--", str(SCRIPT)], "--ranks must be at least 1"),
     ],
 )
 def test_what_the_command_refuses(options, line, capsys, tmp_path, monkeypatch):

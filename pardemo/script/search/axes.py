@@ -60,7 +60,7 @@ def parse_axis(text: str, kind: str = LAYOUT) -> Axis:
 
 
 def _as_value(word: str) -> Value:
-    return int(word) if word.isascii() and word.isdecimal() else word
+    return int(word) if re.fullmatch(r"-?[0-9]+", word) else word
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pardemo import project
+from pardemo import options, project
 from pardemo.termination import ends_in_order
 
 #: Where reproductions are written unless ``--out`` says it; what a search writes there.
@@ -26,6 +26,7 @@ def add_search(prove: argparse.ArgumentParser) -> None:
     """Adds the options of a search to those of ``pardemo prove``."""
     group = prove.add_argument_group("--search", "draw the layouts that the script allows, and shrink what parts")
     group.add_argument("--search", action="store_true", help="the layouts follow from axes, or the script's options")
+    group.add_argument("--recipe", metavar="NAME", help="a script and axes that come with pardemo; list names them")
     group.add_argument(
         "--axis", action="append", metavar="TEXT", help='values that train alike, as "tp=1,2"; repeat it'
     )
@@ -57,6 +58,12 @@ def run_search(arguments: argparse.Namespace) -> int:
     """Runs ``pardemo prove --search``; returns 0 where nothing is found, 1 where something is, 2 without an answer."""
     if arguments.layout:
         raise ValueError("--search draws its layouts from axes: say --axis in place of --layout")
+    if arguments.recipe == "list":
+        from pardemo.script.search import recipes
+
+        print(recipes.recipes_text())
+        return 0
+    options.at_least(arguments, 1, "ranks", "samples")
     minutes = MINUTES if arguments.minutes is None else arguments.minutes
     if not minutes > 0:
         raise ValueError(f"--minutes must be above 0, not {minutes:g}")
@@ -83,8 +90,9 @@ def run_search(arguments: argparse.Namespace) -> int:
 
     with ends_in_order("prove"), contextlib.redirect_stdout(sys.stderr):
         result = search.search(
-            space, RunOptions(double=double, timeout_s=arguments.timeout), minutes=minutes, out=out, note=note
-        )
+            space, RunOptions(double=double, timeout_s=arguments.timeout), minutes=minutes, out=out,
+            copied=arguments.recipe is not None, note=note,
+        )  # fmt: skip
     report = json.dumps(result.as_json(), indent=1)
     if arguments.out or result.findings:
         out.mkdir(parents=True, exist_ok=True)
@@ -98,7 +106,13 @@ def _asked(arguments: argparse.Namespace) -> _Asked:
     from pardemo.script.compare import run_layouts
     from pardemo.script.search import axes
 
-    if len(arguments.words) == 1 and arguments.words[0].endswith(".toml"):
+    if arguments.recipe is not None:
+        from pardemo.script.search.recipes import recipe
+
+        if arguments.words:
+            raise ValueError("--recipe has a script of its own: leave out the one behind --")
+        words, table, settings = recipe(arguments.recipe)
+    elif len(arguments.words) == 1 and arguments.words[0].endswith(".toml"):
         words, table, settings = run_layouts.search_of(arguments.words[0])
     elif arguments.words:
         words, table, settings = list(arguments.words), {}, {}
