@@ -1,6 +1,7 @@
 """Chooses the next layout of a search: the one that covers most pairs of values that no layout so far has covered."""
 
 import random
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 
@@ -8,6 +9,8 @@ from pardemo.script.search.axes import SIZE, Axis, Point, Space, Value
 
 #: Two values of different axes, each with its axis's name; of a space with one axis a value alone.
 Pair = tuple[tuple[str, Value], ...]
+#: What a pair counts after each layout with it that the script has refused: this part of what it counted before.
+REFUSED = 0.25
 
 
 class Coverage:
@@ -26,6 +29,7 @@ class Coverage:
         references = map(space.reference_of, self.points)
         self.pairs -= {pair for reference in references for pair in self._pairs_of(reference)}
         self.covered: set[Pair] = set()
+        self._refusals: Counter[Pair] = Counter()
 
     def take(self, masked: Iterable[Mapping[str, Value]] = ()) -> Point:
         """Takes the next layout: that with most new pairs, and among these the one farthest from the reference.
@@ -37,13 +41,21 @@ class Coverage:
         parts = [frozenset(part.items()) for part in masked]
         clear = [point for point in self.waiting if not any(part <= point.items() for part in parts)]
         left = self.pairs - self.covered
-        point = max(clear or self.waiting, key=lambda point: len(left.intersection(self._pairs_of(point))))
+
+        def gain(point: Mapping[str, Value]) -> float:
+            return sum(REFUSED ** self._refusals[pair] for pair in left.intersection(self._pairs_of(point)))
+
+        point = max(clear or self.waiting, key=gain)
         self.waiting.remove(point)
         return point
 
     def cover(self, point: Mapping[str, Value]) -> None:
         """Notes that a layout was compared."""
         self.covered |= self.pairs.intersection(self._pairs_of(point))
+
+    def refuse(self, point: Mapping[str, Value]) -> None:
+        """Notes that a layout was refused, perhaps for one of its pairs."""
+        self._refusals.update(self._pairs_of(point))
 
     def _pairs_of(self, point: Mapping[str, Value]) -> list[Pair]:
         values = [(axis.name, point[axis.name]) for axis in self._axes]

@@ -133,7 +133,10 @@ def printed(script: Path, ranks: tuple[int, int], environment: Mapping[str, str]
         output, errors = _torchrun([str(script), which], count, environment or {})
     lines = "\n".join(match[0] for match in _LINE.finditer(output))
     raised = [match[0] for match in _ERROR.finditer(errors) if "ChildFailedError" not in match[0]]
-    return lines, "" if lines else f"run by itself, it ends early: {raised[0] if raised else 'no rank says why'}"
+    return (
+        lines,
+        "" if lines else f"run by itself, {f'it raises {raised[0]}' if raised else 'no rank has a tensor of it'}",
+    )
 
 
 def _torchrun(words: Sequence[str], ranks: int, environment: Mapping[str, str]) -> tuple[str, str]:

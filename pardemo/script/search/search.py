@@ -75,8 +75,7 @@ class _Search:
             point = coverage.take(space.marks(finding.parting.point) for finding in self.result.findings)
             verdict = self._judge(point)
             self.result.verdicts.append(verdict)
-            if verdict.outcome in (ALIKE, PARTED):
-                coverage.cover(point)
+            (coverage.cover if verdict.outcome in (ALIKE, PARTED) else coverage.refuse)(point)
             self._report(verdict)
             for seen in verdict.findings:
                 if seen.finding.cause != "follows":
@@ -90,7 +89,7 @@ class _Search:
         """Shrinks a finding and adds it to the result, or its layout to a finding of which it is another sight."""
         space, findings = self.verdicts.space, self.result.findings
         for known in findings:
-            within = space.marks(known.parting.point).items() <= verdict.point.items()
+            within = space.differing(known.parting.point).items() <= verdict.point.items()
             if within and alike(known.parting.seen.finding, seen.finding):
                 known.layouts.append(verdict.layout.name)
                 return

@@ -15,7 +15,7 @@ from pardemo.script.compare.differences import Finding
 from pardemo.script.compare.reference import Reference
 from pardemo.script.compare.run_layouts import RunLayout
 from pardemo.script.compare.runs import ProveError, RunOptions
-from pardemo.script.search.axes import Point, Space, Value
+from pardemo.script.search.axes import LAYOUT, Point, Space, Value
 from pardemo.script.search.evidence import Evidence, evidence_of
 
 #: Outcomes of a layout's run. The script refuses it where it raises or exits within its first step.
@@ -81,8 +81,10 @@ class Verdicts:
         """Returns the layout that trains alike and differs from this one in the fewest values; None where none does."""
         right = [verdict for verdict in self.known.values() if verdict.outcome == ALIKE]
 
-        def distance(verdict: Verdict) -> tuple[int, int]:
-            return len(verdict.point.items() - point.items()), -verdict.layout.ranks
+        def distance(verdict: Verdict) -> tuple[int, int, int]:
+            differing = verdict.point.items() - point.items()
+            shared = sum(axis.kind != LAYOUT for axis in self.space.axes if axis.name in dict(differing))
+            return shared, len(differing), -verdict.layout.ranks
 
         return min(right, key=distance).layout if right else None
 
