@@ -209,7 +209,7 @@ def run_prove(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--timeout must be above 0, not {arguments.timeout:g}")
     if arguments.search:
         return search_command.run_search(arguments)
-    for name in ("recipe", "axis", "vary", "size", "where", "ranks", "samples", "minutes"):
+    for name in search_command.OPTIONS:
         if getattr(arguments, name) is not None:
             raise ValueError(f"--{name} says something about a search: say --search, too")
     if arguments.stop:

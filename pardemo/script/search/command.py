@@ -7,7 +7,9 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ MINUTES = 5.0
 #: Keys of a table ``[search]`` beside the axes, each with what it is.
 _KEYS = {"ranks": (int, "a whole number"), "samples": (int, "a whole number"), "where": (list, "a list of conditions")}
 _AXES = ("axis", "vary", "size")
+#: Options that say something about a search alone.
+OPTIONS = ("recipe", *_AXES, *_KEYS, "since", "package", "clone", "minutes")
 
 
 def add_search(prove: argparse.ArgumentParser) -> None:
@@ -41,6 +45,9 @@ def add_search(prove: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--samples", type=int, metavar="N", help="of a step, for {batch} (as many as all layouts divide)"
     )
+    group.add_argument("--since", metavar="WHEN", help="also since which release of --package, or commit of --clone")
+    group.add_argument("--package", metavar="NAME", help="a package of pip's index, as torch (the recipe's)")
+    group.add_argument("--clone", metavar="DIR", help="a clone of git, whose commits from --since on are tried")
     group.add_argument("--minutes", type=float, metavar="M", help=f"for the layouts and for shrinking ({MINUTES:g})")
 
 
@@ -64,6 +71,10 @@ def run_search(arguments: argparse.Namespace) -> int:
         print(recipes.recipes_text())
         return 0
     options.at_least(arguments, 1, "ranks", "samples")
+    if arguments.since is None and (arguments.package or arguments.clone):
+        raise ValueError("--package and --clone say where --since looks: say --since, as 2.11 or a commit")
+    if arguments.since is not None and not (arguments.package or arguments.clone or arguments.recipe):
+        raise ValueError("--since needs --package NAME, for its releases, or --clone DIR, for its commits")
     minutes = MINUTES if arguments.minutes is None else arguments.minutes
     if not minutes > 0:
         raise ValueError(f"--minutes must be above 0, not {minutes:g}")
@@ -91,7 +102,7 @@ def run_search(arguments: argparse.Namespace) -> int:
     with ends_in_order("prove"), contextlib.redirect_stdout(sys.stderr):
         result = search.search(
             space, RunOptions(double=double, timeout_s=arguments.timeout), minutes=minutes, out=out,
-            copied=arguments.recipe is not None, note=note,
+            copied=arguments.recipe is not None, note=note, since=_since(arguments, note),
         )  # fmt: skip
     report = json.dumps(result.as_json(), indent=1)
     if arguments.out or result.findings:
@@ -99,6 +110,18 @@ def run_search(arguments: argparse.Namespace) -> int:
         project.write_atomically(out / VERDICT, lambda temporary: temporary.write_text(report, "utf-8"))
     print(report if arguments.json else result)
     return 1 if result.findings else 0 if result.by_outcome("alike") else 2
+
+
+def _since(arguments: argparse.Namespace, note: Callable[[str], None]) -> Callable[..., str] | None:
+    """Returns what finds out since when a reproduction shows its difference; None where nobody asks."""
+    from pardemo.script.search import bisect, recipes
+
+    if arguments.since is None:
+        return None
+    if arguments.clone is not None:
+        return partial(bisect.since_commit, clone=Path(arguments.clone), since=arguments.since, note=note)
+    package = arguments.package or recipes.package_of(arguments.recipe)
+    return partial(bisect.since_release, package=package, since=arguments.since, note=note)
 
 
 def _asked(arguments: argparse.Namespace) -> _Asked:

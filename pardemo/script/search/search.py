@@ -10,7 +10,7 @@ from pardemo.script.compare.runs import ProveError, RunOptions
 from pardemo.script.search.axes import Point, Space, as_text
 from pardemo.script.search.coverage import Coverage
 from pardemo.script.search.issue import issue_text, library_versions, title_of
-from pardemo.script.search.reproduction import reproduce
+from pardemo.script.search.reproduction import SCRIPT, reproduce
 from pardemo.script.search.search_results import SearchFinding, SearchResult
 from pardemo.script.search.shrink import Parting, shrink
 from pardemo.script.search.verdicts import ALIKE, PARTED, OutOfTime, SeenFinding, Verdict, Verdicts, alike
@@ -19,7 +19,7 @@ from pardemo.script.words import count_text, finding_text
 
 def search(
     space: Space, options: RunOptions, *, minutes: float, out: Path, copied: bool = False,
-    note: Callable[[str], None] = print,
+    note: Callable[[str], None] = print, since: Callable[[Path, tuple[int, int]], str] | None = None,
 ) -> SearchResult:  # fmt: skip
     """Runs a script in as many layouts as there is time for, and says which do not train as their reference does.
 
@@ -29,6 +29,7 @@ def search(
         minutes: for layouts and shrinking; the reproductions of what was found come on top.
         out: the folder of the reproductions, each in one of its own.
         copied: whether they get a copy of the script. note: gets a line on each layout when it is over.
+        since: says of a reproduction and its numbers of ranks since when it shows a difference; after the minutes, too.
 
     Raises:
         ValueError: the space has no layout beside the reference. ProveError: no reference could be run.
@@ -41,14 +42,16 @@ def search(
         searching = _Search(result, Verdicts(space, options, Path(folder)), begin_s, begin_s + 60 * minutes, note)
         write = partial(_reproduce, searching, out, options.double, copied)
         try:
-            searching.run(write)
-        except OutOfTime:
-            note(f"{minutes:g} minutes are over")
+            try:
+                searching.run(write)
+            except OutOfTime:
+                note(f"{minutes:g} minutes are over")
+                write()
+            if since is not None:
+                _bisect(result, since)
         except KeyboardInterrupt:
             result.interrupted = True
             note("interrupted: what was found so far")
-        if not result.interrupted:
-            write()
     result.seconds = time.monotonic() - begin_s
     if not result.by_outcome(ALIKE, PARTED) and searching.verdicts.failed_reference:
         raise ProveError(searching.verdicts.failed_reference)
@@ -135,4 +138,22 @@ def _reproduce(searching: _Search, out: Path, double: bool, copied: bool) -> Non
         )  # fmt: skip
         finding.seconds = time.monotonic() - searching.begin_s
         if finding.reproduction.shown:
-            (folder / "issue.md").write_text(issue_text(finding, title, versions), "utf-8")
+            _write_issue(space, finding)
+
+
+def _bisect(result: SearchResult, since: Callable[[Path, tuple[int, int]], str]) -> None:
+    """Finds out since when each reproduction shows its difference, and writes it into the issues."""
+    for finding in result.split()[0]:
+        assert finding.reproduction.folder is not None
+        try:
+            finding.since = since(finding.reproduction.folder / SCRIPT, (finding.reference.ranks, finding.layout.ranks))
+        except ValueError as error:
+            finding.since = f"Since when is not known: {error}."
+        _write_issue(result.space, finding)
+
+
+def _write_issue(space: Space, finding: SearchFinding) -> None:
+    assert finding.reproduction.folder is not None
+    title = title_of(finding, as_text(space.marks(finding.parting.point)))
+    text = issue_text(finding, title, library_versions(finding.layout))
+    (finding.reproduction.folder / "issue.md").write_text(text, "utf-8")

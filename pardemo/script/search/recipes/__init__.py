@@ -28,6 +28,12 @@ def recipe(name: str) -> tuple[list[str], dict[str, Any], dict[str, Any]]:
     return [str(FOLDER / "scripts" / script), *words], chosen["search"], {"double": chosen.get("double", False)}
 
 
+def package_of(name: str) -> str:
+    """Returns the package whose layouts a recipe tries, which its name begins with."""
+    library = name.partition("-")[0]
+    return {"megatron": "megatron-core"}.get(library, library)
+
+
 def recipes_text() -> str:
     """Lists the recipes, a line each."""
     known = recipes()
