@@ -54,7 +54,7 @@ ABOVE = {"charts", "explanations", "launch", "layout_command", "layout_text", "u
 PLANNER_ROOMS = ("layouts", "dry_run", "fine_tune")
 
 #: A script followed: each of these packages and modules imports only those before it.
-SCRIPT = ("words", "blocks", "hangs", "runtime", "step", "record", "compare", "resume", "report", "command")
+SCRIPT = ("words", "blocks", "hangs", "runtime", "step", "record", "compare", "resume", "search", "report", "command")
 
 
 def modules():

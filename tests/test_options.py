@@ -31,6 +31,9 @@ BAD = [
       for name in ("gpus", "sequence", "micro-batch")),
     ("measure --timeout 0 -- train.py", "--timeout must be above 0, not 0"),
     ("prove --steps 0 --layout ranks=1 -- train.py", "--steps must be at least 1, not 0"),
+    *((f"prove --search --{name} 0 -- train.py", f"--{name} must be at least 1, not 0")
+      for name in ("ranks", "samples")),
+    ("prove --search --minutes 0 -- train.py", "--minutes must be above 0, not 0"),
     ("prove --timeout 0 --layout ranks=1 -- train.py", "--timeout must be above 0, not 0"),
     ("plan --measure profile.json --gpus 0", "--gpus must be at least 1, not 0"),
     ("plan --labels 0", "--labels is a share above 0 and up to 1, not 0.0"),

@@ -3,7 +3,6 @@
 import json
 import textwrap
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from pardemo import cli
+from pardemo import cli, project
 from pardemo.prove import Parallel, prove
 from pardemo.prove import script as prove_script
 from pardemo.script.compare import checks, proof, run_layouts, runs
@@ -476,7 +475,7 @@ def test_accelerates_fsdp2_recomputes_in_fp64(script):
 
 
 def test_a_zero_bubble_pipeline_takes_gradients_without_backward():
-    file = Path(__file__).parent / "found" / "searched" / "torch_pipeline.py"
+    file = project.PACKAGE / "script" / "search" / "recipes" / "scripts" / "torch_pipeline.py"
     chosen = ["ranks=1 pp=1 schedule=none", "ranks=2 pp=2 schedule=InterleavedZeroBubble"]
     made = prove_script([str(file), "--pp", "{pp}", "--schedule", "{schedule}"], chosen, double=True)
     assert made.equal, str(made)

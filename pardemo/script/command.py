@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pardemo import options, project
+from pardemo.script.search import command as search_command
 from pardemo.termination import ends_in_order
 
 if TYPE_CHECKING:
@@ -173,6 +174,7 @@ def add_prove(commands: Any) -> None:
         help="run a training script in several layouts; say where they do not train alike, by which factor, and why",
         usage='pardemo prove [prove.toml] [OPTIONS]\n       pardemo prove --layout "ranks=1 batch=8" '
         '--layout "ranks=4 batch=2" [OPTIONS] -- SCRIPT --batch {batch}\n'
+        '       pardemo prove --search [--axis "tp=1,2"] [OPTIONS] -- SCRIPT\n'
         '       pardemo prove --stop --layout "ranks=2" [OPTIONS] -- SCRIPT --out {folder}',
         description="The first layout is the reference. Exit status: 0 all train alike, 1 they do not, 2 one could not "
         "be run.",
@@ -195,6 +197,7 @@ def add_prove(commands: Any) -> None:
         "--out", metavar="DIR", help="also write a page with a map of the model, JSON, tensors of what nobody explains"
     )
     prove.add_argument("--json", action="store_true", help="print the verdict as JSON")
+    search_command.add_search(prove)
     prove.set_defaults(action=run_prove)
 
 
@@ -202,6 +205,11 @@ def run_prove(arguments: argparse.Namespace) -> int:
     """Runs ``pardemo prove``; returns 0 for equal, 1 for different, 2 where a layout could not be run."""
     options.at_least(arguments, 1, "steps")
     options.above_zero(arguments.timeout, "--timeout")
+    if arguments.search:
+        return search_command.run_search(arguments)
+    for name in search_command.OPTIONS:
+        if getattr(arguments, name) is not None:
+            raise ValueError(f"--{name} says something about a search: say --search, too")
     if arguments.stop:
         return run_stop(arguments)
     for name in ("resume", "stops", "seed", "grace"):

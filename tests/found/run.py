@@ -24,6 +24,7 @@ from pathlib import Path
 
 SEARCHED = Path(__file__).resolve().parent / "searched"
 ROOT = SEARCHED.parent.parent.parent
+SCRIPTS = ROOT / "pardemo" / "script" / "search" / "recipes" / "scripts"
 RESULT = ROOT / "outputs" / "reference" / "searched.json"
 PAGE = ROOT / "docs" / "records" / "found.md"
 PLACE = re.compile(r"(<!-- searched: [^>]*-->\n).*?(<!-- end of searched -->)", re.DOTALL)
@@ -48,7 +49,7 @@ class Case:
     @property
     def script(self) -> Path:
         """The script of all its layouts: of the case's name, unless it says another."""
-        return SEARCHED / f"{self.library}_{self.script_name or self.name}.py"
+        return SCRIPTS / f"{self.library}_{self.script_name or self.name}.py"
 
 
 @dataclass(frozen=True)

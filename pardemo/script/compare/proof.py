@@ -87,22 +87,33 @@ def compare_layouts(layouts: Sequence[RunLayout], options: RunOptions) -> Proof:
         return _proof(layouts, options, Path(folder))
 
 
-def _proof(layouts: Sequence[RunLayout], options: RunOptions, folder: Path) -> Proof:
+def prepare_reference(layout: RunLayout, options: RunOptions, folder: Path) -> tuple[Reference, RunOptions, list[str]]:
+    """Runs the reference into a folder; returns it, the options of all other runs, and the short types it computes in.
+
+    Raises:
+        ProveError: it could not be run, took no step, does not train, or is not the same twice.
+    """
     reference, _, tolerance, options = run_twice(
-        lambda options, name: runs.run_layout(layouts[0], options, folder / name), options
+        lambda options, name: runs.run_layout(layout, options, folder / name), options
     )
     truth = Reference(reference, tolerance)
     _require_training(truth)
     # types of few bits that the script computes in or keeps parameters in
     types = {name for record in reference.records for name in (*record.computed_in, *record.dtypes)}
     if short := sorted(types & SHORT.keys()):
-        rounded = runs.run_layout(layouts[0], replace(options, rounded=True), folder / "rounded")
+        rounded = runs.run_layout(layout, replace(options, rounded=True), folder / "rounded")
         runs.require_steps(rounded)
         truth.noise = noise_between(truth, rounded)
+    return truth, options, short
+
+
+def _proof(layouts: Sequence[RunLayout], options: RunOptions, folder: Path) -> Proof:
+    truth, options, short = prepare_reference(layouts[0], options, folder)
+    reference = truth.run
     steps = reference.steps
     proof = Proof(
         [LayoutResult(layouts[0], steps_run=steps, steps_compared=steps)], list(reference.records[0].notes),
-        asked=options.steps, parameters=len(truth.whole[0].before), tolerance=tolerance, rounded=short,
+        asked=options.steps, parameters=len(truth.whole[0].before), tolerance=truth.tolerance, rounded=short,
     )  # fmt: skip
     if options.sketched:
         proof.notes.append(f"{sum(runs.elements(reference).values()):,} elements: parameters are compared by sketches")
@@ -122,12 +133,17 @@ def _run_and_compare(
     """Runs a layout and compares it with the reference; also returns notes about the comparison."""
     try:
         run = runs.run_layout(layout, options, folder)
-        compared = _compare_run(truth, run, options, folder)
+        compared = compare_run(truth, run, options, folder)
     except ProveError as error:
         return LayoutResult(layout, str(error), error.details), []
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    records = [record.steps for record in run.records]
+    return result_of(run, compared, options)
+
+
+def result_of(run: Run, compared: LayoutComparison, options: RunOptions) -> tuple[LayoutResult, list[str]]:
+    """Makes a layout's result of its run and of the comparison with the reference; also returns notes about it."""
+    layout, records = run.layout, [record.steps for record in run.records]
     result = LayoutResult(
         layout, steps_run=min(options.steps, *map(len, records)), steps_compared=compared.steps,
         not_compared=compared.not_compared,
@@ -161,7 +177,7 @@ def _line_of(finding: Finding, ranks: Sequence[Sequence[Step]]) -> str:
     return site.removeprefix(inside)
 
 
-def _compare_run(truth: Reference, other: Run, options: RunOptions, folder: Path) -> LayoutComparison:
+def compare_run(truth: Reference, other: Run, options: RunOptions, folder: Path) -> LayoutComparison:
     """Compares a layout's run with the reference.
 
     Raises:

@@ -73,6 +73,30 @@ def tables_of(path: str) -> tuple[list[str], list[dict[str, Any]], dict[str, Any
     Raises:
         ValueError: as :func:`from_file`.
     """
+    words, read = _read_file(path)
+    tables = read.pop("layout", None)
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise ValueError(f"{path} needs a [[layout]] for the reference and one or more to compare with it")
+    read.pop("search", None)
+    return words, tables, read
+
+
+def search_of(path: str) -> tuple[list[str], dict[str, Any], dict[str, Any]]:
+    """Reads the words of the script's line in a ``prove.toml``, its table ``[search]``, and what else it says.
+
+    Raises:
+        ValueError: as :func:`from_file`.
+    """
+    words, read = _read_file(path)
+    table = read.pop("search", {})
+    if not isinstance(table, dict):
+        raise ValueError(f"{path}: search is a table, [search], of axes and limits")
+    read.pop("layout", None)
+    return words, table, read
+
+
+def _read_file(path: str) -> tuple[list[str], dict[str, Any]]:
+    """Reads a ``prove.toml``: the words of the script's line, and all else."""
     try:
         read = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -83,21 +107,20 @@ def tables_of(path: str) -> tuple[list[str], list[dict[str, Any]], dict[str, Any
         raise ValueError(f"{path} is no TOML: {error}") from None
     except RecursionError:
         raise ValueError(f"{path} is no TOML: it is nested without end") from None
-    known = {"script", "layout", *_MORE}
+    known = {"script", "layout", "search", *_MORE}
     if unknown := sorted(read.keys() - known):
         raise ValueError(f"{path}: {unknown[0]!r} is not known; it may say {', '.join(sorted(known))}")
-    script, tables = read.pop("script", None), read.pop("layout", None)
+    script = read.pop("script", None)
     if not isinstance(script, str) or not script.strip():
         raise ValueError(f'{path} needs script = "train.py …"')
-    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise ValueError(f"{path} needs a [[layout]] for the reference and one or more to compare with it")
     for name, value in read.items():
-        kind, words = _MORE[name]
-        if type(value) is not kind:
-            raise ValueError(f"{path}: {name} must be {words}")
+        if name in _MORE:
+            kind, words = _MORE[name]
+            if type(value) is not kind:
+                raise ValueError(f"{path}: {name} must be {words}")
     if read.get("steps", 1) < 1:
         raise ValueError(f"{path}: steps must be a number from 1 on, not {read['steps']}")
-    return words_of(script, f"{path}: "), tables, read
+    return words_of(script, f"{path}: "), read
 
 
 def words_of(line: str, origin: str = "") -> list[str]:

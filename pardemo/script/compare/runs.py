@@ -35,8 +35,9 @@ class ProveError(ValueError):
 class Run:
     """The run of a layout: each rank's record. ``error``: why it could not be run.
 
-    ``timed_out``: whether its time limit ended it. ``strips``: by rank the pieces that hold several of the reference's
-    parameters and are read in strips. ``wanted``: steps to be compared; one more may have been recorded.
+    ``timed_out``: whether its time limit ended it; ``raised``: whether a rank raised or exited. ``strips``: by rank the
+    pieces that hold several of the reference's parameters and are read in strips. ``wanted``: steps to be compared; one
+    more may have been recorded.
     """
 
     layout: RunLayout
@@ -46,6 +47,7 @@ class Run:
     strips: dict[int, dict[str, list[Strip]]] = field(default_factory=dict)
     wanted: int = sys.maxsize
     timed_out: bool = False
+    raised: bool = False
 
     @property
     def steps(self) -> int:
@@ -139,7 +141,7 @@ def run_layout(layout: RunLayout, options: RunOptions, folder: Path) -> Run:
             record_script, asked, text, name=name, ranks=layout.ranks, journals=str(folder), timeout_s=options.timeout_s
         )
     except ScriptError as error:
-        return Run(layout, [], str(error), error.details, timed_out=error.timed_out)
+        return Run(layout, [], str(error), error.details, timed_out=error.timed_out, raised=error.raised)
     run = Run(layout, records, wanted=options.steps)
     if 1 < len(records[0].steps) <= options.steps and run.gathers_late():
         run.wanted = len(records[0].steps) - 1  # of the last step nobody has seen what parameters are after it

@@ -38,13 +38,13 @@ class ScriptError(ValueError):
     """Raised where the script could not be measured; says in one line what is wrong, ``details`` where.
 
     ``standstill``: of a run that began, which ranks waited for which others, and where they parted. ``timed_out``:
-    whether its time was over, and not given up before.
+    whether its time was over, and not given up before. ``raised``: whether a rank raised or exited.
     """
 
     def __init__(self, message: str, details: str = "", still: Standstill | None = None):
         super().__init__(message)
         self.details, self.standstill = details, still
-        self.timed_out = False
+        self.timed_out = self.raised = False
 
 
 def script_text(launch: Launch, folder: str) -> tuple[Launch, str]:
@@ -121,7 +121,9 @@ def script_error(name: str, error: RankError, logs: dict[int, Log], at_s: float)
     elif parted or (isinstance(error, RankTimeout) and still.stuck):
         line = still.line
     elif isinstance(error, RankFailed):
-        return ScriptError(_raised_text(name, error, still), str(error), still)
+        failure = ScriptError(_raised_text(name, error, still), str(error), still)
+        failure.raised = True
+        return failure
     elif isinstance(error, RankTimeout):
         line = "; ".join(filter(None, (f"not over after {error.timeout_s:g} s: {still.whereabouts}", error.busy)))
     else:

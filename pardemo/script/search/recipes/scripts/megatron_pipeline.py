@@ -73,8 +73,8 @@ def part(stage: int | None) -> GPTModel:
 chunks = [part(stage if virtual else None) for stage in range(args.vpp)]
 for chunk in chunks:
     for name, parameter in chunk.named_parameters():
-        name, own = shared.whole_name(chunk, name, "tied" in way), parallel_state.get_tensor_model_parallel_rank()
-        shared.fill(name, parameter, shared.cut_of(parameter), args.tp, own, "gated" in way)
+        name, place = shared.whole_name(chunk, name, "tied" in way), parallel_state.get_tensor_model_parallel_rank()
+        shared.fill(name, parameter, shared.cut_of(parameter), args.tp, place, "gated" in way)
 for chunk in chunks if "frozen" in way else ():
     for name, parameter in chunk.named_parameters():
         name = shared.whole_name(chunk, name, "tied" in way)

@@ -64,6 +64,6 @@ for step in range(3):
         if ranks > 1 and args.sync != "each":
             change = model.set_requires_all_reduce if args.sync == "all_reduce" else model.set_requires_gradient_sync
             change(number == args.accumulate)
-        own = part.chunk(ranks)[rank]
-        (F.cross_entropy(model(own[:, :-1]).transpose(1, 2), own[:, 1:]) / args.accumulate).backward()
+        mine = part.chunk(ranks)[rank]
+        (F.cross_entropy(model(mine[:, :-1]).transpose(1, 2), mine[:, 1:]) / args.accumulate).backward()
     update(model, optimizer, args.clip)

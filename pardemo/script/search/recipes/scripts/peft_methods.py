@@ -14,10 +14,10 @@ wrapped = model
 if args.wrap == "ddp":
     wrapped = DistributedDataParallel(model)
 elif args.wrap == "fsdp2":
-    for layer in [one for one in model.modules() if type(one).__name__ == "LlamaDecoderLayer"]:
+    for layer in [part for part in model.modules() if type(part).__name__ == "LlamaDecoderLayer"]:
         fully_shard(layer)
     fully_shard(model)
-optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.1, momentum=0.9)
+optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
 for step in range(3):
     parts = integers(step, 64, 8, 9, low=1).chunk(ranks)[rank].chunk(args.accumulate)
     for number, part in enumerate(parts, 1):

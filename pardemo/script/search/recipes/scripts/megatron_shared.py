@@ -1,4 +1,4 @@
-"""What scripts of Megatron-core have in common here: CPUs in place of GPUs, a latent attention, values, and steps."""
+"""Has what scripts of Megatron-core have in common: CPUs in place of GPUs, a latent attention, values, and steps."""
 
 from collections.abc import Callable
 from functools import partial
@@ -40,28 +40,28 @@ class Core(DotProductAttention):
         super().__init__(*given, **named)
 
     def forward(self, query, key, value, *_, **__):
-        """Of [places, samples, heads, width] each, under a causal mask."""
+        """Attends, with tensors of [places, samples, heads, width], under a causal mask."""
         scores = torch.einsum("ibhk,jbhk->bhij", query, key) * self.softmax_scale
         scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), float("-inf"))
         return torch.einsum("bhij,jbhv->ibhv", scores.softmax(-1), value).flatten(2)
 
 
 def whole_name(part: torch.nn.Module, name: str, tied: bool) -> str:
-    """What a parameter of this part is called in the whole model: each stage numbers its layers from 0 on."""
+    """Returns a parameter's name in the whole model: each stage numbers its layers from 0 on."""
     if tied and name == "output_layer.weight":
         return "embedding.word_embeddings.weight"
     if name.startswith("decoder.layers."):
-        _, _, own, rest = name.split(".", 3)
-        return f"decoder.layers.{part.decoder.layers[int(own)].layer_number - 1}.{rest}"
+        _, _, number, rest = name.split(".", 3)
+        return f"decoder.layers.{part.decoder.layers[int(number)].layer_number - 1}.{rest}"
     return name
 
 
 @torch.no_grad()
-def fill(name: str, parameter: torch.nn.Parameter, cut: int, size: int, own: int, gated: bool) -> None:
+def fill(name: str, parameter: torch.nn.Parameter, cut: int, size: int, place: int, gated: bool) -> None:
     """Gives a parameter its part of values that depend on the name and on the whole shape alone.
 
     Args:
-        cut: the axis along which it is one of ``size`` parts, the ``own``-th; below 0 where it is whole.
+        cut: the axis along which it is one of ``size`` parts, the ``place``-th; below 0 where it is whole.
     """
     shape = list(parameter.shape)
     if cut >= 0:
@@ -72,7 +72,7 @@ def fill(name: str, parameter: torch.nn.Parameter, cut: int, size: int, own: int
     if gated and "linear_fc1" in name:  # each rank has its part of the gates, then of the others
         gates, others = (half.chunk(size) for half in full.chunk(2))
         full = torch.cat([part for pair in zip(gates, others, strict=True) for part in pair])
-    parameter.copy_(full.chunk(size, cut)[own] if cut >= 0 else full)
+    parameter.copy_(full.chunk(size, cut)[place] if cut >= 0 else full)
 
 
 def cut_of(parameter: torch.nn.Parameter) -> int:
@@ -106,18 +106,18 @@ def train(args, model: list, optimizer, length: int, masked: bool, stepped: Call
     Args:
         model: this rank's parts of it. masked: whether some tokens do not count. stepped: called after each step.
     """
-    replicas, of = parallel_state.get_data_parallel_world_size(), parallel_state.get_data_parallel_rank()
+    replicas, replica = parallel_state.get_data_parallel_world_size(), parallel_state.get_data_parallel_rank()
     several = len(model) > 1
     for step in range(3):
         generator = torch.Generator().manual_seed(step)
         tokens = torch.randint(32, (8, length + 1), generator=generator)
         mask = (torch.rand(8, length, generator=generator) < 0.7).float() if masked else torch.ones(8, length)
-        own = [whole.chunk(replicas)[of].chunk(args.accumulate) for whole in (tokens, mask)]
+        mine = [whole.chunk(replicas)[replica].chunk(args.accumulate) for whole in (tokens, mask)]
         for chunk in model:
             chunk.zero_grad_buffer()
         optimizer.zero_grad()
-        batches = [iter(list(zip(*own, strict=True))) for _ in model]
-        said = get_forward_backward_func()(
+        batches = [iter(list(zip(*mine, strict=True))) for _ in model]
+        losses = get_forward_backward_func()(
             forward_step_func=partial(forward, args.way),
             data_iterator=batches if several else batches[0],
             model=model if several else model[0],
@@ -130,8 +130,8 @@ def train(args, model: list, optimizer, length: int, masked: bool, stepped: Call
         else:
             optimizer.step()
             stepped()
-        total = torch.stack(list(said)).sum() if said else torch.zeros(())
-        if said:
+        total = torch.stack(list(losses)).sum() if losses else torch.zeros(())
+        if losses:
             total /= mask.sum() if "tokens" in args.way else args.accumulate * replicas
         dist.all_reduce(total)
         show(step, total / args.tp)

@@ -70,8 +70,8 @@ if args.stage >= 0:
 
 def losses(step):
     tokens, targets = integers(step, 23, 2, 12, 6)
-    own = [of.tensor_split(ranks)[rank].tensor_split(args.accumulate) for of in (tokens, targets)]
-    for inputs, labels in zip(*own, strict=True):
+    mine = [whole.tensor_split(ranks)[rank].tensor_split(args.accumulate) for whole in (tokens, targets)]
+    for inputs, labels in zip(*mine, strict=True):
         logits, auxiliary = model(inputs)
         yield F.cross_entropy(logits.flatten(0, 1), labels.flatten()) + ("aux" in way) * 0.1 * auxiliary
 

@@ -44,14 +44,14 @@ if args.stage >= 0:
 
 
 def losses(step):
-    """Of this rank's micro-batches: by the step's labels that count, and times what an engine divides by."""
+    """Yields this rank's losses by micro-batch: over the step's labels that count, times what an engine divides by."""
     generator = torch.Generator().manual_seed(step)
     tokens, targets = torch.randint(23, (2, 12, 6), generator=generator)
     if "uneven" in way:
         targets[torch.rand(targets.shape, generator=generator) < 0.4] = IGNORED
     counted = (targets != IGNORED).sum()
-    own = [whole.tensor_split(ranks)[rank].tensor_split(args.accumulate) for whole in (tokens, targets)]
-    for inputs, labels in zip(*own, strict=True):
+    mine = [whole.tensor_split(ranks)[rank].tensor_split(args.accumulate) for whole in (tokens, targets)]
+    for inputs, labels in zip(*mine, strict=True):
         loss = 0
         for part in (slice(0, 3), slice(3, 6)) if "passes" in way else (slice(None),):  # forward passes of one backward
             logits = model(inputs[:, part])

@@ -33,8 +33,8 @@ if args.sp > 1:
     zero = {"reduce_scatter": True, "stage3_param_persistence_threshold": 0}
     model, optimizer = engine(model, optimizer, args, 1, zero, mpu, sequence_parallel_size=args.sp)
     group = mpu.get_sequence_parallel_group()
-    own = DataLoader(samples[rank::ranks], batch_size=1, shuffle=False)
-    batches = UlyssesSPDataLoaderAdapter(own, rank % args.sp, group, args.sp, "cpu")
+    loader = DataLoader(samples[rank::ranks], batch_size=1, shuffle=False)
+    batches = UlyssesSPDataLoaderAdapter(loader, rank % args.sp, group, args.sp, "cpu")
 else:
     batches = iter(DataLoader(samples, batch_size=1))
 

@@ -45,8 +45,8 @@ def loss_of(logits, targets):
 def micro_batches(step):
     """This rank's samples of a step."""
     tokens, targets = integers(step, 23, 2, 12, 6)
-    own = [whole.tensor_split(replicas)[rank % replicas].tensor_split(args.accumulate) for whole in (tokens, targets)]
-    return zip(*own, strict=True)
+    mine = [whole.tensor_split(replicas)[rank % replicas].tensor_split(args.accumulate) for whole in (tokens, targets)]
+    return zip(*mine, strict=True)
 
 
 class Whole(nn.Sequential):

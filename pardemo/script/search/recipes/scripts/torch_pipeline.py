@@ -64,8 +64,8 @@ if pp > 1:
         for n, p in zip(numbers, parts, strict=True)
     ]
     schedule = kind(stages[0] if single else stages, MICRO_BATCHES, loss_fn=loss_of)
-own = parts if pp > 1 else [model]
-optimizer = torch.optim.AdamW([p for part in own for p in part.parameters()], lr=0.01)
+held = parts if pp > 1 else [model]
+optimizer = torch.optim.AdamW([p for part in held for p in part.parameters()], lr=0.01)
 for step in range(3):
     tokens = integers(step, 23, 16, 9).chunk(ranks)[rank]
     if pp > 1:

@@ -1,4 +1,4 @@
-"""What the searched scripts share: options, small models of transformers, PEFT's methods on them, steps of training."""
+"""Has what the scripts share: options, small models of transformers, PEFT's methods on them, steps of training."""
 
 import argparse
 import tempfile
@@ -90,7 +90,7 @@ def with_peft(model, method):
     }[method]
     settings = {"task_type": "CAUSAL_LM"} | ({"r": 4} if kind == "Lora" else {}) | settings
     model = peft.get_peft_model(model, getattr(peft, f"{kind}Config")(**settings))
-    for parameter in filter(lambda one: one.requires_grad, model.parameters()):
+    for parameter in filter(lambda parameter: parameter.requires_grad, model.parameters()):
         parameter.data += 0.05 * torch.randn(parameter.shape)
     return model
 

@@ -18,7 +18,7 @@ accelerator = Accelerator(**settings)
 model = small(tie_word_embeddings=bool(args.tied))
 if args.method != "none":
     model = with_peft(model, args.method)
-optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.1, momentum=0.9)
+optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
 loader = DataLoader(integers(1, 64, 24, 9, low=1), batch_size=args.batch)
 model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 for part in loader:

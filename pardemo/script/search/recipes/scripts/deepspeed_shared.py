@@ -1,4 +1,4 @@
-"""What scripts of DeepSpeed have in common here: its engine around a model, and a step under it or without it."""
+"""Has what scripts of DeepSpeed have in common: its engine around a model, and a step under it or without it."""
 
 import deepspeed
 import torch

@@ -36,27 +36,27 @@ torch.cuda.stream = lambda *_: contextlib.nullcontext()
 plain_gather, plain_scatter = dist.all_gather, dist.reduce_scatter
 
 
-def gather(parts, own, group=None, **how):
+def gather(parts, mine, group=None, **how):
     """All-gather of parts that need not have one length, which gloo refuses."""
     if len({part.shape for part in parts}) == 1:
-        plain_gather(parts, own, group=group, **how)
+        plain_gather(parts, mine, group=group, **how)
         return
     for place, part in enumerate(parts):
         if place == group.rank():
-            part.copy_(own)
+            part.copy_(mine)
         dist.broadcast(part, group=group, group_src=place)
 
 
-def scatter(own, parts, group=None, **how):
+def scatter(mine, parts, group=None, **how):
     """Reduce-scatter of such parts."""
     if len({part.shape for part in parts}) == 1:
-        plain_scatter(own, parts, group=group, **how)
+        plain_scatter(mine, parts, group=group, **how)
         return
     for place, part in enumerate(parts):
         total = part.contiguous().clone()
         dist.all_reduce(total, group=group)
         if place == group.rank():
-            own.copy_(total)
+            mine.copy_(total)
 
 
 dist.all_gather, dist.reduce_scatter = gather, scatter
@@ -93,7 +93,7 @@ config = TransformerConfig(
 
 
 class Norm(torch.nn.LayerNorm):
-    """As the norms of Apex and Transformer Engine its parameters say what they see; torch's wrapped one refuses."""
+    """A norm whose parameters say what they see, as Apex's and Transformer Engine's do; torch's wrapped one refuses."""
 
     def __init__(self, config, hidden_size, eps=1e-5, **_):
         super().__init__(hidden_size, eps)
@@ -114,8 +114,8 @@ def layer(many: int | None):
 def further(spec):
     """The layers that predict further tokens, with these norms."""
     block = get_gpt_mtp_block_spec(config, spec, False)
-    for one in block.layer_specs if block else ():
-        one.submodules.enorm = one.submodules.hnorm = one.submodules.layer_norm = Norm
+    for layer_spec in block.layer_specs if block else ():
+        layer_spec.submodules.enorm = layer_spec.submodules.hnorm = layer_spec.submodules.layer_norm = Norm
     return block
 
 
@@ -129,16 +129,16 @@ gpt = GPTModel(
     position_embedding_type="rope" if way & {"rope", "mtp"} else "learned_absolute",
 )  # fmt: skip
 for name, parameter in gpt.named_parameters():
-    size, own, cut = args.tp, parallel_state.get_tensor_model_parallel_rank(), shared.cut_of(parameter)
+    size, place, cut = args.tp, parallel_state.get_tensor_model_parallel_rank(), shared.cut_of(parameter)
     name = shared.whole_name(gpt, name, "tied" in way)
     if "local_experts." in name:  # numbered on each rank from 0 on
-        size, own = args.etp, parallel_state.get_expert_tensor_parallel_rank()
+        size, place = args.etp, parallel_state.get_expert_tensor_parallel_rank()
         first = parallel_state.get_expert_model_parallel_rank() * (experts // args.ep)
         head, _, rest = name.partition("local_experts.")
         number, _, tail = rest.partition(".")
         name = f"{head}local_experts.{first + int(number)}.{tail}"
     cut = 0 if "softmax_offset" in name else cut  # one for each of the rank's heads, and nothing says so
-    shared.fill(name, parameter, cut, size, own, "gated" in way)
+    shared.fill(name, parameter, cut, size, place, "gated" in way)
 for name, parameter in gpt.named_parameters():
     name = shared.whole_name(gpt, name, "tied" in way)
     held = "frozen" in way and ("embedding" in name or "linear_fc1" in name or "layers.0.self_attention" in name)

@@ -1,0 +1,1 @@
+"""Searches the layouts that a script allows for those that do not train alike; shrinks and reproduces what it finds."""

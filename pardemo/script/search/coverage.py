@@ -1,0 +1,62 @@
+"""Chooses the next layout of a search: the one that covers most pairs of values that no layout so far has covered."""
+
+import random
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+
+from pardemo.script.search.axes import SIZE, Axis, Point, Space, Value
+
+#: Two values of different axes, each with its axis's name; of a space with one axis a value alone.
+Pair = tuple[tuple[str, Value], ...]
+#: What a pair counts after each layout with it that the script has refused: this part of what it counted before.
+REFUSED = 0.25
+
+
+class Coverage:
+    """The layouts of a space that wait to be run, and the pairs of values that have been covered.
+
+    Pairs of which the reference has both are covered from the beginning.
+    """
+
+    def __init__(self, space: Space):
+        self._axes: Sequence[Axis] = [axis for axis in space.axes if axis.kind != SIZE and len(axis.values) > 1]
+        self.points = list(space.points())
+        self.waiting = list(self.points)
+        random.Random(0).shuffle(self.waiting)  # where layouts cover as much, none comes for its place in the list
+        self.waiting.sort(key=lambda point: -len(space.marks(point)))
+        self.pairs = {pair for point in self.points for pair in self._pairs_of(point)}
+        references = map(space.reference_of, self.points)
+        self.pairs -= {pair for reference in references for pair in self._pairs_of(reference)}
+        self.covered: set[Pair] = set()
+        self._refusals: Counter[Pair] = Counter()
+
+    def take(self, masked: Iterable[Mapping[str, Value]] = ()) -> Point:
+        """Takes the next layout: that with most new pairs, and among these the one farthest from the reference.
+
+        Args:
+            masked: values that part by themselves. A layout that has all values of one of them shows this difference
+                again, behind which others do not show: it comes last.
+        """
+        parts = [frozenset(part.items()) for part in masked]
+        clear = [point for point in self.waiting if not any(part <= point.items() for part in parts)]
+        left = self.pairs - self.covered
+
+        def gain(point: Mapping[str, Value]) -> float:
+            return sum(REFUSED ** self._refusals[pair] for pair in left.intersection(self._pairs_of(point)))
+
+        point = max(clear or self.waiting, key=gain)
+        self.waiting.remove(point)
+        return point
+
+    def cover(self, point: Mapping[str, Value]) -> None:
+        """Notes that a layout was compared."""
+        self.covered |= self.pairs.intersection(self._pairs_of(point))
+
+    def refuse(self, point: Mapping[str, Value]) -> None:
+        """Notes that a layout was refused, perhaps for one of its pairs."""
+        self._refusals.update(self._pairs_of(point))
+
+    def _pairs_of(self, point: Mapping[str, Value]) -> list[Pair]:
+        values = [(axis.name, point[axis.name]) for axis in self._axes]
+        return list(combinations(values, min(2, len(values))))
