@@ -107,7 +107,7 @@ def run_search(arguments: argparse.Namespace) -> int:
     report = json.dumps(result.as_json(), indent=1)
     if arguments.out or result.findings:
         out.mkdir(parents=True, exist_ok=True)
-        project.write_atomically(out / VERDICT, lambda temporary: temporary.write_text(report, "utf-8"))
+        project.write_text(out / VERDICT, report)
     print(report if arguments.json else result)
     return 1 if result.findings else 0 if result.by_outcome("alike") else 2
 

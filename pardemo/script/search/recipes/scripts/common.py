@@ -59,7 +59,7 @@ def small(model="Llama", **sizes):
     known = {*kind.__dataclass_fields__, *kind.attribute_map}
     config = kind(**{name: value for name, value in {**SIZES, **sizes}.items() if name in known})
     torch.manual_seed(0)
-    return getattr(transformers, f"{model}ForCausalLM")._from_config(config, attn_implementation="eager").train()
+    return transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").train()
 
 
 def loaded(model, **how):

@@ -9,13 +9,13 @@ from deepspeed_shared import engine, take_step
 from torch.distributed.nn.functional import all_gather
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 args = options(sp=1, stage=2, accumulate=1, kv=2, clip=0.0, way="")  # way: uneven
 deepspeed.init_distributed("gloo")
 ranks, rank = dist.get_world_size(), dist.get_rank()
 torch.manual_seed(0)
-model = LlamaForCausalLM._from_config(
+model = AutoModelForCausalLM.from_config(
     LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
                 num_key_value_heads=args.kv), attn_implementation="sdpa").train()  # fmt: skip
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
