@@ -9,8 +9,8 @@ from pardemo.script.search.axes import SIZE, Axis, Point, Space, Value
 
 #: Two values of different axes, each with its axis's name; of a space with one axis a value alone.
 Pair = tuple[tuple[str, Value], ...]
-#: What a pair counts after each layout with it that the script has refused: this part of what it counted before.
-REFUSED = 0.25
+#: Refusals of layouts with a pair that no other layout has covered, from which on it is taken for the reason.
+REFUSED = 2
 
 
 class Coverage:
@@ -34,18 +34,21 @@ class Coverage:
     def take(self, masked: Iterable[Mapping[str, Value]] = ()) -> Point:
         """Takes the next layout: that with most new pairs, and among these the one farthest from the reference.
 
+        Last come layouts that show a known difference again, behind which others do not show, and those with a pair
+        that the script seems to refuse.
+
         Args:
-            masked: values that part by themselves. A layout that has all values of one of them shows this difference
-                again, behind which others do not show: it comes last.
+            masked: values that part by themselves: whatever has all values of one of them shows its difference.
         """
         parts = [frozenset(part.items()) for part in masked]
-        clear = [point for point in self.waiting if not any(part <= point.items() for part in parts)]
         left = self.pairs - self.covered
+        refused = {pair for pair in left if self._refusals[pair] >= REFUSED}
 
-        def gain(point: Mapping[str, Value]) -> float:
-            return sum(REFUSED ** self._refusals[pair] for pair in left.intersection(self._pairs_of(point)))
+        def merit(point: Point) -> tuple[bool, bool, int]:
+            pairs = left.intersection(self._pairs_of(point))
+            return not any(part <= point.items() for part in parts), pairs.isdisjoint(refused), len(pairs)
 
-        point = max(clear or self.waiting, key=gain)
+        point = max(self.waiting, key=merit)
         self.waiting.remove(point)
         return point
 
