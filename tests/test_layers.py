@@ -51,7 +51,10 @@ PLANNER = (
 ABOVE = {"charts", "command", "explanations", "launch", "layout_text", "url_query", "__init__"}
 
 #: A script followed: each of these packages and modules imports only those before it.
-SCRIPT = ("words", "blocks", "hangs", "runtime", "step", "record", "compare", "resume", "report", "command")
+SCRIPT = (
+    "words", "blocks", "hangs", "runtime", "step", "record", "compare", "resume", "report", "job_files", "real_job",
+    "command",
+)  # fmt: skip
 
 
 def modules():
