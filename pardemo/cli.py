@@ -21,13 +21,14 @@ from pardemo.finetune import commands as finetune
 from pardemo.headlines import command as headlines
 from pardemo.planner import command as planner
 from pardemo.script import command as script_command
+from pardemo.script.real_job import command as compare_command
 from pardemo.termination import ends_in_order
 from pardemo.world.launched import value_of
 
 #: Commands by what they are for, with an example of each group.
 GROUPS = {
     "the book": ("run claims report site doctor", "pardemo run data_parallel"),
-    "your script": ("measure prove", "pardemo measure --ranks 4 -- train.py --batch 8"),
+    "your script": ("measure prove compare", "pardemo measure --ranks 4 -- train.py --batch 8"),
     "the planner": ("plan", "pardemo plan --search --model llama3-8b --gpu H100 --gpus 8"),
     "the fine-tune": ("data finetune predict score export chat", "pardemo finetune tiny-cpu"),
     "pardemo itself, in a checkout": ("bench soak", "pardemo soak --minutes 1"),
@@ -148,6 +149,7 @@ def _parser() -> argparse.ArgumentParser:
     planner.add_plan(commands)
     script_command.add_measure(commands)
     script_command.add_prove(commands)
+    compare_command.add_compare(commands)
     parser.epilog = commands.in_groups()
     return parser
 

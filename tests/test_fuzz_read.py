@@ -31,6 +31,7 @@ from pardemo.meters import trace
 from pardemo.peers.accelerate import config_checks
 from pardemo.planner.layouts.published import loaders
 from pardemo.script.compare import run_layouts
+from pardemo.script.job_files.reading import read_job
 from pardemo.script.step import replay_settings
 from pardemo.world import launched
 
@@ -250,6 +251,35 @@ def test_claims_traces_and_signed_folders(tmp_path):
     event = {"ph": "X", "name": "aten::add", "cat": "cpu_op", "ts": 1.5, "dur": 2, "tid": 3, "pid": 4, "args": {}}
     plain = {"traceEvents": [event], "baseTimeNanoseconds": 5}
     fuzz(tmp_path / "trace.json", as_json(plain), trace.read, plain, as_json, inside=True, kinds=1)
+
+
+def read_of_a_job(path):
+    """Reads a file of a job, and refuses it as ``pardemo compare`` does."""
+    if refused := read_job([str(path)]).refused:
+        raise ValueError(refused[0])
+
+
+def test_files_of_a_job_may_hold_anything(tmp_path):
+    event = {
+        "ph": "X", "name": "record_param_comms", "cat": "cpu_op", "ts": 1.5, "dur": 2, "tid": 3, "pid": 4,
+        "args": {"External id": 7, "Collective name": "allreduce", "In msg nelems": 4, "dtype": "Float",
+                 "Process Group Ranks": "[0, 1]", "Group size": 2}}  # fmt: skip
+    kernel = event | {"cat": "kernel", "name": "ncclDevKernel_AllReduce_Sum_f32_RING_LL"}
+    distributed = {"rank": 0, "world_size": 2, "pg_config": [{"pg_name": "0", "ranks": [0, 1]}]}
+    plain = {"traceEvents": [event, kernel], "distributedInfo": distributed, "deviceProperties": [{"name": "H100"}]}
+    fuzz(tmp_path / "trace_0.json", as_json(plain), read_of_a_job, plain, as_json, inside=True)
+    entry = {
+        "process_group": ["0", "default_pg"], "profiling_name": "nccl:all_reduce", "collective_seq_id": 1,
+        "p2p_seq_id": 0, "input_sizes": [[4]], "output_sizes": [[4]], "input_dtypes": ["Float"],
+        "output_dtypes": ["Float"], "time_created_ns": 10**18, "state": "completed", "is_p2p": False,
+        "frames": [{"name": "f", "filename": "train.py", "line": 3}],
+    }  # fmt: skip
+    plain = {"version": "2.10", "pg_config": {"0": {"ranks": "[0, 1]"}}, "entries": [entry]}
+    fuzz(tmp_path / "dump_0", pickle.dumps(plain), read_of_a_job, plain, pickle.dumps, inside=True)
+    fuzz(tmp_path / "dump_1", as_json(plain), read_of_a_job, plain, as_json, inside=True)
+    events = [{"action": "alloc", "addr": 8, "size": 4, "frames": entry["frames"]}]
+    plain = {"segments": [{"blocks": []}], "device_traces": [events]}
+    fuzz(tmp_path / "memory_0", pickle.dumps(plain), read_of_a_job, plain, pickle.dumps, inside=True)
 
 
 def test_a_seal_may_hold_anything(tmp_path, monkeypatch):

@@ -54,7 +54,10 @@ ABOVE = {"charts", "explanations", "launch", "layout_command", "layout_text", "u
 PLANNER_ROOMS = ("layouts", "dry_run", "fine_tune")
 
 #: A script followed: each of these packages and modules imports only those before it.
-SCRIPT = ("words", "blocks", "hangs", "runtime", "step", "record", "compare", "resume", "search", "report", "command")
+SCRIPT = (
+    "words", "blocks", "hangs", "runtime", "step", "record", "compare", "resume", "search", "report", "job_files",
+    "real_job", "command",
+)  # fmt: skip
 
 
 def modules():

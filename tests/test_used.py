@@ -15,10 +15,10 @@ FOR_READERS = {
     "HeadlineScores", "PlainDataParallel", "PlainExperts", "PlainPipeline", "PlainZero3", "shard_weight",
     "sum_router_gradient",
 }  # fmt: skip
-#: Methods by whose names torch, Transformers, PyYAML or IPython ask; pytest's hooks are known by how they begin.
+#: Methods by whose names torch, Transformers, PyYAML, pickle or IPython ask; pytest's hooks are known by their begin.
 FOR_LIBRARIES = {
-    "convert_tokens_to_string", "elapsed_time", "extra_repr", "ignore_aliases",
-    "load_ipython_extension", "on_log", "on_train_begin", "reset_parameters",
+    "convert_tokens_to_string", "elapsed_time", "extra_repr", "find_class", "ignore_aliases",
+    "load_ipython_extension", "on_log", "on_train_begin", "persistent_load", "reset_parameters",
     "set_output_embeddings",
 }  # fmt: skip
 

@@ -4,13 +4,13 @@ The format is Chrome's: a list of events, of which those with phase ``X`` have a
 (the Trace Event Format; ``torch.profiler.profile.export_chrome_trace``). All ranks of one host have one clock.
 """
 
-import gzip
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pardemo import project
+from pardemo.meters.event_stream import EventStream
 
 #: How names of communication begin: gloo's and nccl's work, nccl's kernels.
 COMMUNICATION = ("gloo:", "nccl:", "ncclDevKernel", "ncclKernel")
@@ -45,10 +45,10 @@ def read(path: Path | str) -> list[Bar]:
         ValueError: it is no trace of torch's profiler, or only a part of one.
     """
     path = Path(path)
-    trace = _events(path)
     try:
-        base_s = trace.get("baseTimeNanoseconds", 0) / 1e9
-        bars = [_bar(event, base_s) for event in trace["traceEvents"] if _is_bar(event)]
+        events, fields = _events(path, bars=True)
+        base_s = fields.get("baseTimeNanoseconds", 0) / 1e9
+        bars = [_bar(event, base_s) for event in events]
     except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"{path.name} has an event that torch's profiler does not write: {error}") from None
     return sorted(bars, key=lambda bar: (bar.begin_s, -bar.end_s))
@@ -75,13 +75,13 @@ def join(paths: Mapping[int, Path | str], out: Path | str) -> Path:
         ValueError: a file is no trace.
     """
     files = {rank: _events(Path(path)) for rank, path in paths.items()}
-    base = min(trace.get("baseTimeNanoseconds", 0) for trace in files.values())
+    base = min(fields.get("baseTimeNanoseconds", 0) for _, fields in files.values())
     events: list[dict[str, Any]] = []
-    for rank, trace in sorted(files.items()):
-        shift_us = (trace.get("baseTimeNanoseconds", 0) - base) / 1e3
+    for rank, (of_rank, fields) in sorted(files.items()):
+        shift_us = (fields.get("baseTimeNanoseconds", 0) - base) / 1e3
         name = {"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}"}}
         events += [name, {"name": "process_sort_index", "ph": "M", "pid": rank, "args": {"sort_index": rank}}]
-        for event in trace["traceEvents"]:
+        for event in of_rank:
             if event.get("ph") not in ("X", "s", "f"):  # bars, and arrows from forward to backward
                 continue
             moved = {**event, "pid": rank, "ts": event["ts"] + shift_us}
@@ -93,15 +93,12 @@ def join(paths: Mapping[int, Path | str], out: Path | str) -> Path:
     return Path(out)
 
 
-def _events(path: Path) -> dict[str, Any]:
-    opened = gzip.open if path.suffix == ".gz" else open
-    try:
-        with opened(path, "rt", encoding="utf-8") as file:
-            trace = json.load(file)
-    except (ValueError, EOFError, gzip.BadGzipFile, RecursionError) as error:
-        raise ValueError(f"{path.name} is no whole trace: {error}") from None
-    if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
+def _events(path: Path, bars: bool = False) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Returns a file's events, or its bars alone, and its other fields."""
+    stream = EventStream(path)
+    events = [event for event in stream if not bars or _is_bar(event)]
+    if not stream.list:
         raise ValueError(
             f"{path.name} is no trace of torch's profiler; export_chrome_trace writes one, with traceEvents in it"
         )
-    return trace
+    return events, stream.fields

@@ -1,0 +1,1 @@
+"""Reads what a training job writes: flight recorder dumps, profiler traces, memory snapshots, logs."""

@@ -1,0 +1,97 @@
+"""Reads a memory snapshot of torch: what was alive at the fullest moment that it recorded.
+
+``torch.cuda.memory._dump_snapshot`` writes it, and ``pardemo measure --out`` in its form
+(:mod:`pardemo.meters.snapshot`), with the kind of each tensor for its category.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from pardemo.script.job_files.records import MemoryRecord
+
+#: Frames of a block that are kept, the innermost first; of a torch that is deep in a model the line stands further out.
+_FRAMES = 40
+#: A category of torch's viewer that says nothing.
+_UNKNOWN = "unknown"
+
+
+class _Block(NamedTuple):
+    """A block's bytes, its kind where the file says it, and the frames that made it, as ``train.py:88``."""
+
+    nbytes: int
+    kind: str
+    frames: tuple[str, ...]
+
+
+def memory_of(rank: int, taken: Mapping[str, Any]) -> MemoryRecord:
+    """Finds the fullest moment of a snapshot's device with most events.
+
+    Raises:
+        ValueError: it has entries that torch does not write.
+    """
+    try:
+        events: list[Any] = max(taken["device_traces"], key=len, default=[])
+        alive = _alive_before(events, taken["segments"])
+        now = peak = sum(block.nbytes for block in alive.values())
+        fullest = 0  # after so many events
+        for number, (address, block) in enumerate(_changes(events)):
+            before = alive.get(address)
+            now += (block.nbytes if block else 0) - (before.nbytes if before else 0)
+            _put(alive, address, block)
+            if now > peak:
+                peak, fullest = now, number + 1
+        alive = _alive_before(events, taken["segments"])
+        for number, (address, block) in enumerate(_changes(events)):
+            if number < fullest:
+                _put(alive, address, block)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"an entry that torch's memory snapshot does not have: {error!r}") from None
+    record = MemoryRecord(rank, peak, Counter(), Counter())
+    for block in alive.values():
+        if block.kind:
+            record.by_kind[block.kind] += block.nbytes
+        else:
+            record.by_frames[block.frames] += block.nbytes
+    return record
+
+
+def _changes(events: Iterable[Mapping[str, Any]]) -> Iterable[tuple[int, _Block | None]]:
+    """Yields of each allocation its address and its block, of each release its address and None."""
+    for event in events:
+        if event["action"] == "alloc":
+            yield event["addr"], _block(event)
+        elif event["action"] == "free_completed":
+            yield event["addr"], None
+
+
+def _alive_before(events: Iterable[Mapping[str, Any]], segments: Iterable[Mapping[str, Any]]) -> dict[int, _Block]:
+    """Returns what was there before the first event: what is released or there at the end, and was never allocated."""
+    alive, allocated = {}, set()
+    for event in events:
+        if event["action"] == "alloc":
+            allocated.add(event["addr"])
+        elif event["action"] == "free_completed" and event["addr"] not in allocated:
+            alive[event["addr"]] = _Block(int(event["size"]), "", ())  # who released it did not make it
+            allocated.add(event["addr"])
+    for segment in segments:
+        for block in segment["blocks"]:
+            address = block.get("address")
+            if block["state"].startswith("active") and address not in allocated:
+                alive[address] = _block(block)
+    return alive
+
+
+def _block(taken: Mapping[str, Any]) -> _Block:
+    kind = str(taken.get("category") or "")
+    frames = [] if kind and kind != _UNKNOWN else list(taken.get("frames") or [])[:_FRAMES]
+    lines = [f"{os.path.basename(str(frame['filename']))}:{int(frame['line'])}" for frame in frames]
+    return _Block(int(taken["size"]), "" if kind == _UNKNOWN else kind, tuple(lines))
+
+
+def _put(alive: dict[int, _Block], address: int, block: _Block | None) -> None:
+    if block is None:
+        alive.pop(address, None)
+    else:
+        alive[address] = block

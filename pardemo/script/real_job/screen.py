@@ -1,0 +1,168 @@
+"""Writes the screen of ``pardemo compare``: the first difference first."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from pardemo.script.blocks import Line, Lines, Section, Table, report_screen
+from pardemo.script.real_job.comparison import TRACE, JobComparison
+from pardemo.script.real_job.partings import Parting, parting_text
+from pardemo.script.words import at_line, count_text
+from pardemo.tables import amount
+from pardemo.world.errors import ranks_text
+
+#: Rows of a table on the screen.
+ROWS = 12
+
+
+def comparison_screen(made: JobComparison, folder: str) -> str:
+    """Writes the report for a terminal; ``folder``: of the rehearsal."""
+    read = [
+        count_text(number, noun)
+        for number, noun in (
+            (len(made.job.recorders), "flight recorder dump"), (len(made.job.traces), "trace"),
+            (len(made.job.memory), "memory snapshot"), (len(made.job.steps), "logged step"),
+        ) if number
+    ]  # fmt: skip
+    by = "kinds, bytes and dtypes" if made.sizes else "kinds, however often they repeat (bytes and dtypes: --same-size)"
+    head = f"{', '.join(read)} beside {folder}, a rehearsal on {count_text(made.rehearsal.ranks, 'rank')}"
+    sections = [_first(made, by), _standstill(made), _not_predicted(made), _exposed(made), _waits(made), _memory(made),
+                _logged(made), _machine(made)]  # fmt: skip
+    return report_screen(head, sections)
+
+
+def _first(made: JobComparison, by: str) -> Section:
+    lines: list[Line] = []
+    for name, partings in made.partings.items():
+        roles = ", ".join(partings.compared) or "no group that both have"
+        lines.append(f"{name}: {count_text(partings.calls, 'call')}, compared by {by}: {roles}")
+        for ranks, parting in _same_place(partings.parts):
+            lines.append(f"{ranks_text(ranks)}, call {parting.number + 1} of {parting.role}: {parting_text(parting)}")
+        for ranks, parting in _same_place(each for each in partings.first.values() if each.repeats):
+            lines.append(
+                f"{ranks_text(ranks)}: these kinds in this order, but repeated another number of times; first in call "
+                f"{parting.number + 1} of {parting.role}: {parting_text(parting)}"
+            )
+        if partings.unknown:
+            lines.append(
+                f"not compared: {count_text(partings.unknown, 'call')} of groups whose ranks the files do not say"
+            )
+    if not made.partings:
+        return Section("first", "First difference", "no file has calls: a flight recorder's dump or a trace does")
+    different = {rank for partings in made.partings.values() for rank in (each.rank for each in partings.parts)}
+    lead = f"{ranks_text(sorted(different))} of the job" if different else "none: every rank calls what was rehearsed"
+    return Section("first", "First difference", lead, [Lines(lines)])
+
+
+def _same_place(partings: Iterable[Parting]) -> list[tuple[list[int], Parting]]:
+    """Returns the partings in their order, one for all ranks that part at the same line from the same one."""
+    by: dict[tuple, list[Parting]] = {}
+    for each in partings:
+        call, there = each.call, each.expected
+        key = (each.role, call and (call.kind, call.line), there and (there.kind, there.line))
+        by.setdefault(key, []).append(each)
+    return [(sorted(each.rank for each in group), group[0]) for group in by.values()]
+
+
+def _standstill(made: JobComparison) -> Section:
+    if made.standstill is None:
+        return Section("standstill", "Calls that are not over")
+    lines = made.standstill.details.splitlines()
+    return Section("standstill", "Calls that are not over", made.standstill.line, [Lines(lines, "p")])
+
+
+def _not_predicted(made: JobComparison) -> Section:
+    rows: list[tuple[str, ...]] = []
+    leads = []
+    for name, partings in made.partings.items():
+        for how, traffic in (("not predicted", partings.more), ("left out", partings.fewer)):
+            for (kind, role, line), calls in sorted(traffic.items(), key=lambda item: -item[1].nbytes):
+                ranks = ranks_text(sorted(calls.ranks)).split(" ", 1)[1]
+                rows.append((how, kind, role, str(calls.calls), amount(calls.nbytes), ranks, line or "–", name))
+        if more := partings.more.values():
+            nbytes = amount(sum(calls.nbytes for calls in more))
+            leads.append(f"{name}: {count_text(sum(calls.calls for calls in more), 'call')}, {nbytes}")
+    head = ("", "collective", "group", "calls", "bytes", "ranks", "line", "in")
+    return Section("traffic", "Not predicted", "; ".join(leads), [Table(head, rows, most=ROWS)] if rows else [])
+
+
+def _exposed(made: JobComparison) -> Section:
+    timings = {rank: record.timing for rank, record in sorted(made.job.traces.items()) if record.timing}
+    rows, by = [], Counter[tuple[str, str]]()
+    for rank, timing in timings.items():
+        idle = timing.span - timing.computes - timing.exposed
+        parts = (timing.span, timing.computes, timing.communicates, timing.exposed, idle)
+        rows.append((str(rank), *(f"{1e3 * seconds:.1f}" for seconds in parts), f"{timing.overlap:.1%}"))
+        by.update(made.job.traces[rank].exposed_by())  # type: ignore[arg-type]
+    head = ("rank", "traced ms", "computes", "communicates", "exposed", "idle", "hidden")
+    lines = [
+        (kind or "–", line or "–", f"{1e3 * seconds:.1f}") for (kind, line), seconds in by.most_common() if seconds
+    ]
+    worst = max(timings, key=lambda rank: timings[rank].exposed, default=None)
+    if worst is None:
+        return Section("exposed", "Exposed communication")
+    unit = "kernel of its GPU" if timings[worst].of_device else "operator of its processor"
+    lead = f"rank {worst} communicates for {1e3 * timings[worst].exposed:.1f} ms while no {unit} computes"
+    below = [Table(("collective", "line", "exposed ms, all ranks"), lines, most=ROWS)] if lines else []
+    return Section("exposed", "Exposed communication", lead, [Table(head, rows, most=ROWS), *below])
+
+
+def _waits(made: JobComparison) -> Section:
+    if not made.waits:
+        return Section("waits", "Who waits for whom")
+    name = TRACE if TRACE in made.waits and made.waits[TRACE].by_lengths else next(iter(made.waits))
+    waits = made.waits[name]
+    rows = []
+    for rank in sorted({*waits.last, *waits.waited_s}):
+        by = Counter(waits.waited_s.get(rank, {}))
+        others = ", ".join(f"{1e3 * seconds:.1f} for rank {last}" for last, seconds in by.most_common(3) if seconds)
+        caused = sum(waited.get(rank, 0.0) for waited in waits.waited_s.values())
+        rows.append((str(rank), str(waits.last[rank]), f"{1e3 * sum(by.values()):.1f}", f"{1e3 * caused:.1f}", others))
+    how = "their kernels' lengths" if waits.by_lengths else "the times at which ranks call them, by their hosts' clocks"
+    lead = f"{count_text(waits.collectives, 'collective')} of the {name}s, by {how}"
+    if (longest := waits.longest) is not None:
+        lead += (f"; longest: rank {longest.rank} waits {1e3 * longest.seconds:.1f} ms for rank {longest.last} in "
+                 f"{longest.kind}{at_line(longest.line)}")  # fmt: skip
+    head = ("rank", "came last", "waited ms", "others waited ms", "waited ms, most")
+    rows.sort(key=lambda row: -float(row[3]))
+    return Section("waits", "Who waits for whom", lead, [Table(head, rows, most=ROWS)])
+
+
+def _memory(made: JobComparison) -> Section:
+    memory = made.memory
+    if memory is None:
+        return Section("memory", "Memory")
+    rows = []
+    for kind, planned, job in memory.kinds:
+        beyond = "–" if planned is None else f"{'−' * (job < planned)}{amount(abs(job - planned))}"
+        rows.append((kind, "–" if planned is None else amount(planned), amount(job), beyond))
+    against = f", beside {memory.plan}" if memory.plan else "; for a plan beside it measure with --full-size"
+    lead = f"rank {memory.rank} holds {amount(memory.peak_bytes)} at its peak{against}"
+    return Section("memory", "Memory", lead, [Table(("kind", "planned", "job", "beyond"), rows)])
+
+
+def _logged(made: JobComparison) -> Section:
+    logged, parts = made.logged, []
+    for name, text, unit in (
+        ("steps", "{:.0f} steps", 1.0), ("step_s", "{:.4g} s each (median)", 1.0),
+        ("slowest_s", "the slowest {:.4g} s", 1.0), ("memory_bytes", "{:.4g} GiB at most", 2**30),
+        ("tflops", "{:.1f} TFLOP/s a GPU", 1.0),
+        ("tokens_per_s", "{:,.0f} tokens/s", 1.0), ("first_loss", "loss {:.4g} at first", 1.0),
+        ("last_loss", "{:.4g} at last", 1.0),
+    ):  # fmt: skip
+        if (value := logged.get(name)) is not None:
+            parts.append(text.format(value / unit))
+    if made.rehearsal.step_s and logged.get("step_s"):
+        parts.append(f"{made.rehearsal.step_s:.4g} s a step were predicted")
+    return Section("log", "The log", ", ".join(parts))
+
+
+def _machine(made: JobComparison) -> Section:
+    rows = [
+        (rate.kind, "between nodes" if rate.between else "inside a node", f"{rate.bytes_per_s / 1e9:.3g}",
+         str(rate.collectives)) for rate in made.rates
+    ]  # fmt: skip
+    flops = made.product_flops
+    parts = [f"large matrix multiplications reach {flops / 1e12:.4g} TFLOP/s"] if flops else []
+    parts += ["collectives reach, over each link"] if rows else []
+    table = [Table(("collective", "where", "GB/s", "of"), rows)] if rows else []
+    return Section("machine", "What this machine reaches", "; ".join(parts), table)

@@ -1,0 +1,161 @@
+"""Aligns a rank's calls with those of the rehearsal, which repeats its measured steps as long as the job goes on.
+
+A job's file begins with its first call, or anywhere in the ten thousandth step. So each place of a measured step is a
+candidate for the first call, and the one counts after which the fewest calls have to be left out or put in.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from pardemo.script.hangs.journal import LoggedCall
+
+#: Calls by which a candidate is judged first, candidates that are then followed to the end, how far behind a difference
+#: the same calls are looked for on both sides, how many of them are looked at, and differences after which they are
+#: looked for in the neighbourhood alone, and no more.
+_FIRST, _CANDIDATES, _FAR, _FURTHEST, _SOME, _MOST = 48, 12, 20, 200, 20, 1000
+Fits = Callable[[LoggedCall, LoggedCall], bool]
+
+
+class Expected:
+    """A rehearsal's calls of one role: ``before`` its measured steps, then ``period``, those steps, for ever."""
+
+    def __init__(self, before: Sequence[LoggedCall], period: Sequence[LoggedCall]):
+        self.before, self.period = before, period
+        self.places = len(before) + len(period)
+
+    def __getitem__(self, number: int) -> LoggedCall | None:
+        """Returns a call; None behind the last one of a rehearsal whose measured steps have none."""
+        if number < len(self.before):
+            return self.before[number]
+        return self.period[(number - len(self.before)) % len(self.period)] if self.period else None
+
+
+class Edit(NamedTuple):
+    """A difference: the job has ``more`` calls from ``at`` on, and the rehearsal ``fewer`` others from ``place`` on."""
+
+    at: int
+    place: int
+    more: int
+    fewer: int
+
+
+class Alignment(NamedTuple):
+    """The places of a job's calls in the rehearsal (−1: nowhere), the differences, and how many calls these are."""
+
+    places: list[int]
+    edits: list[Edit]
+    cost: int
+
+
+def same_kind(call: LoggedCall, expected: LoggedCall) -> bool:
+    """Whether two calls are of one kind."""
+    return call.kind == expected.kind
+
+
+def same_size(call: LoggedCall, expected: LoggedCall) -> bool:
+    """Whether two calls are of one kind, with as many bytes of one dtype.
+
+    A trace may not say these. How much an all-to-all sends depends on what a router chose.
+    """
+    unknown = call.nbytes < 0 or call.kind == "all-to-all"
+    return call.kind == expected.kind and (unknown or (call.nbytes, call.dtype) == (expected.nbytes, expected.dtype))
+
+
+def align(calls: Sequence[LoggedCall], expected: Expected, fits: Fits, from_start: bool) -> Alignment:
+    """Finds the place in the measured steps from which a job's calls differ least; ``from_start``: the very first."""
+    best = Alignment([-1] * len(calls), [Edit(0, 0, len(calls), 0)] if calls else [], len(calls))
+    starts = range(1) if from_start else range(len(expected.before), expected.places)
+    if not calls or not expected.places:
+        return best
+    agreeing = {start: _agreeing(calls, expected, fits, start) for start in starts}
+    for start in sorted(agreeing, key=lambda place: -agreeing[place])[:_CANDIDATES]:
+        made = _follow(calls, expected, fits, start, best.cost)
+        if made is not None:
+            best = made
+        if not best.cost:
+            break
+    return best
+
+
+def new_calls(calls: Sequence[LoggedCall], expected: Expected, places: Sequence[int]) -> list[int]:
+    """Returns the calls of a kind that the rehearsal does not have, or not behind the kind before it.
+
+    How often a kind is repeated does not count: a larger model has more layers. Behind the calls that stand in the
+    rehearsal's first steps (``places``, of the alignment), those of its measured steps count alone.
+    """
+    steady = next((number for number, place in enumerate(places) if place >= len(expected.before)), len(calls))
+    measured = [call.kind for call in (*expected.period, *expected.period)]
+    new, last = [], ""
+    for kinds, numbers in (
+        ([call.kind for call in expected.before] + measured, range(steady)), (measured, range(steady, len(calls)))
+    ):  # fmt: skip
+        known, behind = set(kinds), set(pairwise(kinds))
+        for number in numbers:
+            kind = calls[number].kind
+            if kind in known and (last in ("", kind) or number == steady or (last, kind) in behind):
+                last = kind
+            else:
+                new.append(number)
+                last = last if places[number] < 0 else kind
+    return new
+
+
+def _agreeing(calls: Sequence[LoggedCall], expected: Expected, fits: Fits, start: int) -> int:
+    """Counts calls that fit as they stand, those behind one another from the first on twice."""
+    fitting = [_fit(calls, expected, fits, number, start + number) for number in range(min(_FIRST, len(calls)))]
+    return sum(fitting) + next((number for number, fit in enumerate(fitting) if not fit), len(fitting))
+
+
+def _fit(calls: Sequence[LoggedCall], expected: Expected, fits: Fits, number: int, place: int) -> bool:
+    there = expected[place]
+    return there is not None and fits(calls[number], there)
+
+
+def _follow(calls: Sequence[LoggedCall], expected: Expected, fits: Fits, start: int, most: int) -> Alignment | None:
+    """Follows the calls from a place on; None as soon as as many differ as ``most``."""
+    number, place, cost, places = 0, start, 0, [-1] * len(calls)
+    edits: list[Edit] = []
+    while number < len(calls):
+        if _fit(calls, expected, fits, number, place):
+            places[number] = place
+            number, place = number + 1, place + 1
+            continue
+        more, fewer = _difference(calls, expected, fits, number, place, len(edits))
+        cost += max(more, fewer)
+        if cost >= most:
+            return None
+        edits.append(Edit(number, place, more, fewer))
+        number, place = number + more, place + fewer
+    return Alignment(places, edits, cost)
+
+
+def _difference(
+    calls: Sequence[LoggedCall], expected: Expected, fits: Fits, number: int, place: int, before: int
+) -> tuple[int, int]:
+    """Returns how many calls of the job and of the rehearsal to pass over, as few as can be, until both agree again."""
+    left = len(calls) - number
+    near = [(size, n) for size in range(_FAR) for n in range(_FAR) if size + n and size < left]
+    far = [(size, 0) for size in range(_FAR, left)] + [(0, size) for size in range(_FAR, len(expected.period))]
+    if before >= _MOST:
+        return left, 0
+    for sides, least in (
+        (near, 1),
+        (far if before < _SOME else [], 4),
+    ):  # what is near may agree by little: each step may have its difference
+        agreeing = [
+            (_agreement(calls, expected, fits, number + more, place + fewer), more, fewer) for more, fewer in sides
+        ]
+        score, more, fewer = max(
+            ((n - 2 * max(more, fewer), more, fewer) for n, more, fewer in agreeing if n >= min(least, left - more)),
+            key=lambda side: (side[0], -side[1] - side[2]), default=(0, 0, 0),
+        )  # fmt: skip
+        if more + fewer:
+            return more, fewer
+    return left, 0
+
+
+def _agreement(calls: Sequence[LoggedCall], expected: Expected, fits: Fits, number: int, place: int) -> int:
+    """Counts the calls that fit one after the other from here on, as far as is looked."""
+    ahead = range(min(_FURTHEST, len(calls) - number))
+    return next((n for n in ahead if not _fit(calls, expected, fits, number + n, place + n)), len(ahead))

@@ -1,0 +1,102 @@
+"""Says who waits for whom: which rank comes last to a collective, and how long the others wait there."""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pardemo.script.hangs.journal import Log
+from pardemo.script.hangs.standstill import Standstill, standstill_of
+from pardemo.script.job_files.records import JobCall, RankRecord
+
+
+@dataclass(frozen=True)
+class LongestWait:
+    """The collective at which a rank waited longest. ``last``: who came last; ``line``: where that one was."""
+
+    rank: int
+    last: int
+    seconds: float
+    kind: str
+    line: str
+
+
+@dataclass
+class Waits:
+    """Waits in collectives that several ranks' files have.
+
+    Args:
+        collectives: how many were matched. by_lengths: whether by their kernels' lengths, which need no common clock,
+            or by the times at which ranks entered them, by their hosts' clocks.
+        last: by rank how often it came last. waited_s: by rank and by who was last. longest: the longest one.
+    """
+
+    collectives: int
+    by_lengths: bool
+    last: Counter[int]
+    waited_s: Mapping[int, Mapping[int, float]]
+    longest: LongestWait | None
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns it for JSON."""
+        waited = {str(rank): {str(last): seconds for last, seconds in by.items()} for rank, by in self.waited_s.items()}
+        last = {str(rank): times for rank, times in self.last.items()}
+        return vars(self) | {"last": last, "waited_s": waited, "longest": self.longest and vars(self.longest)}
+
+
+def find_waits(records: Mapping[int, RankRecord]) -> Waits | None:
+    """Matches the collectives of ranks; None where no two ranks have the same.
+
+    The kernels of one collective end together on all ranks, so that the shortest is the last comer's, and what another
+    takes longer is its wait.
+    """
+    matched: dict[tuple[Any, ...], dict[int, JobCall]] = defaultdict(dict)
+    for rank, record in records.items():
+        for call in record.calls:
+            if not call.message:
+                matched[call.group, call.ranks, call.number][rank] = call
+    shared = [calls for calls in matched.values() if len(calls) > 1 and len({c.kind for c in calls.values()}) == 1]
+    if not shared:
+        return None
+    timed = [calls for calls in shared if all(call.lasted_s is not None for call in calls.values())]
+    shared, by_lengths = (timed, True) if timed else (shared, False)
+    made = Waits(len(shared), by_lengths, Counter(), defaultdict(Counter), None)
+    for calls in shared:
+        if by_lengths:
+            last = min(calls, key=lambda rank: calls[rank].lasted_s or 0.0)
+            waits = {rank: (call.lasted_s or 0.0) - (calls[last].lasted_s or 0.0) for rank, call in calls.items()}
+        else:
+            last = max(calls, key=lambda rank: calls[rank].begin_s)
+            waits = {rank: calls[last].begin_s - call.begin_s for rank, call in calls.items()}
+        made.last[last] += 1
+        for rank, seconds in waits.items():
+            if rank != last:
+                made.waited_s[rank][last] += seconds  # type: ignore[index]
+                if made.longest is None or seconds > made.longest.seconds:
+                    made.longest = LongestWait(rank, last, seconds, calls[rank].kind, calls[last].line)
+    return made
+
+
+def find_standstill(records: Mapping[int, RankRecord]) -> Standstill | None:
+    """Reports as ``measure`` does of a run that hangs, where a flight recorder has calls that are not over; else None.
+
+    What some ranks' recorders have forgotten, and others have not, is left out: they keep the last few thousand calls.
+    """
+    if not any(call.state != "over" for record in records.values() for call in record.calls):
+        return None
+    first: dict[Any, int] = {}
+    for record in records.values():
+        begins: dict[Any, int] = {}
+        for call in record.calls:
+            begins.setdefault((call.group, call.ranks), call.number)
+        first |= {key: max(first.get(key, 0), number) for key, number in begins.items()}
+    logs = {}
+    for rank, record in records.items():
+        kept = [call for call in record.calls if call.number >= first[call.group, call.ranks]]
+        logs[rank] = Log([_numbered(call, call.number - first[call.group, call.ranks]) for call in kept])
+    last_s = max(call.begin_s for record in records.values() for call in record.calls)
+    return standstill_of(logs, last_s)
+
+
+def _numbered(call: JobCall, number: int) -> JobCall:
+    return JobCall(**vars(call) | {"number": number})
