@@ -48,7 +48,7 @@ def test_the_page_counts_how_often_rule_and_search_take_one_kind(thirty):
     pairs = [(row.chosen.layout, row.best.layout) for row in thirty if row.chosen is not None]
     same_cuts = [(ours, theirs) for ours, theirs in pairs if cuts(ours) == cuts(theirs)]
     same_kind = [(ours, theirs) for ours, theirs in same_cuts if shared(ours) == shared(theirs)]
-    said = f"in {len(same_cuts)} jobs both make the same cuts, in {len(same_kind)} of these they also share the same"
+    said = f"in {len(same_cuts)} jobs both make the same cuts, and in {len(same_kind)} of these they shard the same"
     assert any(said in text for text in cells_of("which_layout", "markdown"))
 
 
