@@ -85,7 +85,7 @@ def profile_fields(records: Mapping[int, RankRecord]) -> dict[str, Any]:
     Raises:
         ValueError: the traces do not have what a profile needs; the message says how they would.
     """
-    from pardemo.planner.measured import peak
+    from pardemo.planner.measure_profile import find_peak_flops
 
     device = next((record.device for record in records.values() if record.device.name), None)
     rate = product_rate(records)
@@ -95,7 +95,7 @@ def profile_fields(records: Mapping[int, RankRecord]) -> dict[str, Any]:
         raise ValueError("--profile needs matrix multiplications with shapes: profile with record_shapes=True")
     copies = [each for record in records.values() if record.timing for each in record.timing.copies]
     copied = [2 * nbytes / seconds for nbytes, seconds in copies if nbytes >= _COPY]
-    peak_flops, source = peak(device.name, rate)
+    peak_flops, source = find_peak_flops(device.name, rate)
     table = next((gpu for gpu in hardware.GPUS.values() if gpu.flops == peak_flops), None)
     memory_rate = median(copied) if copied else table.memory_bytes_per_s if table else None
     if memory_rate is None:
