@@ -3,7 +3,6 @@
 ``pardemo plan --measure FILE`` writes one. All of it is what was reached, so that nothing is taken off it again.
 """
 
-import difflib
 import json
 import math
 from collections.abc import Mapping
@@ -240,6 +239,5 @@ def _number(value: Any, name: str, limits: tuple[str, float, float] | None = Non
 def _check_names(values: Mapping[str, Any], allowed: tuple[str, ...], prefix: str) -> None:
     for name in values:
         if name not in allowed:
-            near = difflib.get_close_matches(str(name), allowed, 1, 0.5)
-            hint = f"did you mean {prefix}{near[0]}?" if near else f"there are {', '.join(allowed)}"
-            raise ValueError(f"no field {prefix}{name}; {hint}")
+            hint = options.nearest(f"{prefix}{name}", [prefix + field for field in allowed])
+            raise ValueError(f"no field {prefix}{name}{hint}")

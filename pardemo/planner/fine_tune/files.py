@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Mapping
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -108,7 +107,7 @@ def write_plan(folder: str | Path, request: Request, row: PlanRow, base: Recipe)
         "job.slurm": cluster.slurm(hosts, host_gpus, name, f'{torchrun} "$@"', slurm_notes, file="job.slurm"),
     }
     for file, text in texts.items():
-        project.write_atomically(Path(folder) / file, partial(Path.write_text, data=text, encoding="utf-8"))
+        project.write_text(Path(folder) / file, text)
     return list(texts)
 
 

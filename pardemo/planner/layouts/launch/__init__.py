@@ -36,7 +36,7 @@ def write_files(folder: Path, job: Job, layout: Layout, model_name: str) -> list
     if taken:
         raise ValueError(f"--write: {folder} already has another {', '.join(taken)}; name a new folder, or remove them")
     for name, text in files.items():
-        project.write_atomically(Path(folder) / name, functools.partial(Path.write_text, data=text, encoding="utf-8"))
+        project.write_text(Path(folder) / name, text)
     return list(files)
 
 
