@@ -19,7 +19,7 @@ ROOT = PACKAGE.parent
 LAYERS = (
     ("private_names", "rank_registry"),
     ("compat", "deadline", "extras"),
-    ("options", "project", "tables", "closed_pipe", "termination"),
+    ("argument_checks", "project", "tables", "closed_pipe", "termination"),
     ("cluster", "signed_folders"),
     ("formulas", "world"),
     ("groups",),

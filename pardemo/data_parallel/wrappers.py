@@ -22,11 +22,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pardemo import compat
+from pardemo.argument_checks import above_zero
 from pardemo.collectives import ring_all_reduce
 from pardemo.collectives.channel import Channel
 from pardemo.groups import copy_of, cut_of, cut_within, group_of
 from pardemo.meters.timeline import Timeline
-from pardemo.options import above_zero
 
 AllReduce = Callable[[torch.Tensor, dist.ProcessGroup | None], torch.Tensor]
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from pardemo import options
+from pardemo import argument_checks
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def precision(name: str) -> str:
     """
     plain = _RECIPES.get(name.lower(), name.lower())
     if plain not in PRECISIONS:
-        raise ValueError(f"no precision {name!r}{options.nearest(plain, PRECISIONS, cutoff=0.4)}")
+        raise ValueError(f"no precision {name!r}{argument_checks.nearest(plain, PRECISIONS, cutoff=0.4)}")
     return plain
 
 
@@ -206,7 +206,7 @@ def link(name: str) -> float:
         value = float(name)
     except ValueError:
         listed = f"; there are {', '.join(LINKS)}, or Gbit/s as a number"
-        raise ValueError(f"no link {name!r}{options.nearest(name, LINKS, listed)}") from None
+        raise ValueError(f"no link {name!r}{argument_checks.nearest(name, LINKS, listed)}") from None
     if not 0 < value < float("inf"):
         raise ValueError(f"a link's rate must be above 0 Gbit/s, not {name}")
     return value * 1e9 / 8

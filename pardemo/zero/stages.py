@@ -27,8 +27,8 @@ import torch.distributed as dist
 from torch import nn
 
 from pardemo import compat
+from pardemo.argument_checks import above_zero
 from pardemo.collectives.decorators import not_compiled
-from pardemo.options import above_zero
 from pardemo.zero.checks import check_elementwise, same_outcome
 from pardemo.zero.engine import Engine, SavedShard, broadcast
 from pardemo.zero.gradients import OwnGradient, no_gradient

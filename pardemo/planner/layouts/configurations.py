@@ -8,7 +8,7 @@ from pathlib import Path
 from types import NoneType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from pardemo import options, project
+from pardemo import argument_checks, project
 from pardemo.planner.layouts.shape import (
     COLUMNS,
     ROWS,
@@ -82,7 +82,7 @@ def config_file(name: str) -> Path:
     """
     path = _path(name)
     if not path.is_file():
-        hint = options.nearest(name.lower().rpartition("/")[2], MODELS, most=2, cutoff=0.4)
+        hint = argument_checks.nearest(name.lower().rpartition("/")[2], MODELS, most=2, cutoff=0.4)
         raise ValueError(f"no model {name!r}{hint} (or a folder with a config.json)")
     return path
 

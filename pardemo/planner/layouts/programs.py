@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pardemo import options
+from pardemo import argument_checks
 
 if TYPE_CHECKING:
     from pardemo.planner.layouts.layout import Layout
@@ -215,7 +215,7 @@ def find_program(name: str) -> Program:
     """
     name, at, release = name.partition("@")
     if name not in PROGRAMS:
-        raise ValueError(f"no training program {name!r}{options.nearest(name, PROGRAMS)}")
+        raise ValueError(f"no training program {name!r}{argument_checks.nearest(name, PROGRAMS)}")
     if not at:
         return PROGRAMS[name]
     if not (newest := PROGRAMS[name]).release:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pardemo import options
+from pardemo import argument_checks
 from pardemo.planner import hardware
 from pardemo.planner.layouts import configurations, explanations, launch, layout_command
 from pardemo.planner.layouts.configurations import MODELS, key_of
@@ -202,7 +202,7 @@ def _model(asked: Mapping[str, str], folder: Path) -> str:
         if not name:
             raise RefusedField("model", "which model?")
         if key_of(name) is None:
-            hint = options.nearest(name.lower().rpartition("/")[2], MODELS, "; paste its config.json")
+            hint = argument_checks.nearest(name.lower().rpartition("/")[2], MODELS, "; paste its config.json")
             raise RefusedField("model", f"no model {name!r} is built in{hint}")
         return name
     with _about("config"):

@@ -4,7 +4,6 @@
 >>> launch.write_files(Path("run"), job, layout, "llama3-70b")      # doctest: +SKIP
 """
 
-import functools
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Checks numbers of a command line or a call, and refuses in one line what is impossible."""
+"""Checks numbers and names of a command line or a call, and refuses in one line what is impossible."""
 
 import argparse
 import difflib
