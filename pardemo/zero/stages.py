@@ -116,7 +116,7 @@ class Zero1(Engine):
     def state_bytes(self) -> dict[str, int]:
         kinds = super().state_bytes()
         gradients = [unit.gradient for unit in self.units if unit.gradient is not None]
-        masters = [unit.master for unit in self.units if unit.master.data_ptr() != unit.own.data_ptr()]
+        masters = [unit.master for unit in self.units if unit.master.data_ptr() != unit.shard.data_ptr()]
         kinds["gradients"] += sum(gradient.nbytes for gradient in gradients)
         kinds["optimizer states"] += sum(master.nbytes for master in masters)
         return kinds
