@@ -23,9 +23,9 @@ import world_sizes
 from pardemo import project
 from pardemo.book.run.report import command as report_command
 
-#: What other commands write there, which a run does not make anew: pardemo.planner.cuda_peak on a GPU, world_sizes,
-#: and of `pardemo prove` tests/zoo/run.py, tests/releases/run.py, tests/zoo/right/run.py and tests/found/run.py;
-#: of `pardemo soak` tests/soak/command.py.
+#: What other commands write there, which a run does not make anew: the chapter baichuan2_plan's cuda_peak on a GPU,
+#: world_sizes, and of `pardemo prove` tests/zoo/run.py, tests/releases/run.py, tests/zoo/right/run.py and
+#: tests/found/run.py; of `pardemo soak` tests/soak/command.py.
 KEPT = (
     "plan_cuda.json", world_sizes.TABLE.name, "zoo.json", "releases.json", "right_layouts.json", "searched.json",
     "soak.json",

@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any
 
 import pardemo
-from pardemo import extras, options, project
+from pardemo import argument_checks, extras, project
 from pardemo.book.run.report import command as report_command
 from pardemo.book.run.site import command as site_command
 from pardemo.closed_pipe import work_goes_on
@@ -182,7 +182,7 @@ class _Commands:
 
 @work_goes_on()
 def _run(arguments: argparse.Namespace) -> int:
-    options.above_zero(arguments.cell_timeout, "--cell-timeout")
+    argument_checks.above_zero(arguments.cell_timeout, "--cell-timeout")
     from pardemo.book.run import runner
     from pardemo.book.run.parameters import parameters_of
 
@@ -216,7 +216,7 @@ def _claims(arguments: argparse.Namespace) -> int:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    options.at_least(arguments, 1, "ranks")
+    argument_checks.at_least(arguments, 1, "ranks")
     from pardemo.book.run import doctor
     from pardemo.tables import text_table
 

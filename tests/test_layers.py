@@ -19,7 +19,7 @@ ROOT = PACKAGE.parent
 LAYERS = (
     ("private_names", "rank_registry"),
     ("compat", "deadline", "extras"),
-    ("options", "project", "tables", "closed_pipe", "termination"),
+    ("argument_checks", "project", "tables", "closed_pipe", "termination"),
     ("cluster", "signed_folders"),
     ("formulas", "world"),
     ("groups",),
@@ -206,15 +206,23 @@ def test_first_sentences_say_what_a_thing_does_or_is():
 
 #: Names that say nothing of what they hold; ``names_to_go.txt`` has those that are still there.
 EMPTY = {"found", "of", "one", "own", "said", "told", "two", "what"}
+#: Those that are read far from where they get a value: names of parameters, attributes and fields of a class.
+EMPTY_TO_CALLERS = EMPTY | {"each", "made", "place", "where", "who"}
 
 
 def empty_names(path):
-    for node in ast.walk(ast.parse(path.read_text())):
+    tree = ast.parse(path.read_text())
+    fields = {field.target for kind in ast.walk(tree) if isinstance(kind, ast.ClassDef)
+              for field in kind.body if isinstance(field, ast.AnnAssign)}  # fmt: skip
+    for node in ast.walk(tree):
+        name, words = getattr(node, "asname", None) or "", EMPTY
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            name = node.id
-        else:
-            name = node.arg if isinstance(node, ast.arg) else getattr(node, "asname", None) or ""
-        if name.strip("_") in EMPTY:
+            name, words = node.id, EMPTY_TO_CALLERS if node in fields else EMPTY
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            name, words = node.attr, EMPTY_TO_CALLERS
+        elif isinstance(node, ast.arg):
+            name, words = node.arg, EMPTY_TO_CALLERS
+        if name.strip("_") in words:
             yield path.relative_to(PACKAGE).as_posix(), name
 
 

@@ -26,7 +26,7 @@ from pardemo.planner import hardware, models
 from pardemo.planner.layouts import launch, search
 from pardemo.planner.layouts.configurations import shape_of_config
 from pardemo.planner.layouts.job import Job
-from pardemo.planner.layouts.launch import cluster, facts, megatron, torchtitan
+from pardemo.planner.layouts.launch import facts, job_scripts, megatron, torchtitan
 from pardemo.planner.layouts.layout import SHARDING, Layout
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.programs import find_program
@@ -524,9 +524,9 @@ def test_every_layout_of_a_search_is_one_that_megatron_core_takes(model):
 
 
 def test_labels_and_resources():
-    assert cluster.label("Qwen/Qwen2.5_7B ") == "qwen-qwen2-5-7b"
-    assert cluster.label("模型") == "pardemo"
-    assert [cluster.resource(name) for name in ("H100", "MI300X", "Ascend-910B")] == [
+    assert job_scripts.label("Qwen/Qwen2.5_7B ") == "qwen-qwen2-5-7b"
+    assert job_scripts.label("模型") == "pardemo"
+    assert [job_scripts.resource(name) for name in ("H100", "MI300X", "Ascend-910B")] == [
         "nvidia.com/gpu", "amd.com/gpu", "huawei.com/Ascend910",
     ]  # fmt: skip
 

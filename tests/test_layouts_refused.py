@@ -53,7 +53,7 @@ MORE_HEADS_THAN_WIDTH = """{"model_type": "llama", "hidden_size": 64, "num_atten
         ('{"model_type": "t5"}', "t5 has an encoder and a decoder"),
         ('{"model_type": "llama", "hidden_size": "big"}', "expected int, got str"),
         ('{"model_type": "mamba"}', "mamba has no attention heads"),
-        (MORE_HEADS_THAN_WIDTH, "a head's width must be at least 1, not 0"),
+        (MORE_HEADS_THAN_WIDTH, "a head's width must be a whole number of at least 1, not 0"),
     ],
 )
 def test_a_config_that_cannot_be_read_is_one_line(tmp_path, text, told, capsys):

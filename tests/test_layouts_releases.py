@@ -48,7 +48,7 @@ def test_a_release_has_the_constants_of_the_first_fitted_one_that_is_not_older(n
     ("name", "told"),
     [("megatron-core@next", "no release 'next'; right would be a year and a month, as 26.04"),
      ("megatron-core@26.13", "no release '26.13'"), ("nanotron@26.04", "nanotron's published runs do not tell"),
-     ("megatron-cor@26.04", "did you mean megatron-core?")],
+     ("megatron-cor@26.04", "did you mean 'megatron-core'?")],
 )  # fmt: skip
 def test_what_is_no_release_is_one_line(name, told, capsys):
     with pytest.raises(ValueError, match=told.replace("?", r"\?")):

@@ -95,7 +95,7 @@ def test_every_option_that_takes_a_number_is_among_them():
 COMMANDS = [
     ("pardemo.finetune", "tiny-cpu --ranks 0", "--ranks must be at least 1, not 0"),
     ("pardemo.finetune", "tiny-cpu --ranks x", "argument --ranks: invalid int value: 'x'"),
-    ("pardemo.planner.cuda_peak", "--outt x", "unrecognized arguments: --outt x"),
+    ("pardemo.book.chapters.baichuan2_plan.cuda_peak", "--outt x", "unrecognized arguments: --outt x"),
     ("pardemo.world", "a:b", "RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT not set"),
 ]
 DOOR_WITHOUT_TORCH = """

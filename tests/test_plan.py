@@ -88,11 +88,11 @@ def test_gpus_that_are_enough_are_not_told_as_too_few(monkeypatch):
     [
         ({"tp": 3}, "do not divide by tp 3"),
         ({"gpus": 3, "tp": 3, "samples_per_step": 30}, "4 attention heads do not divide by --tp 3; 1, 2 would do"),
-        ({"pp": 4, "gpus": 4, "tp": 1, "samples_per_step": 0}, "samples_per_step must be at least 1"),
+        ({"pp": 4, "gpus": 4, "tp": 1, "samples_per_step": 0}, "samples_per_step must be a whole number of at least 1"),
         ({"gpus": 6, "pp": 3}, "2 layers do not divide by --pp 3"),
         ({"samples_per_step": 30}, "30 samples a step do not divide over 4"),
         ({"gpus": 1, "engines": ("zero-3",)}, "ZeRO 3 shards over data-parallel ranks, and there is one"),
-        ({"gpus": 0}, "must be at least 1, not 0"),
+        ({"gpus": 0}, "must be a whole number of at least 1, not 0"),
         ({"gpus": 100_000, "samples_per_step": 100_000}, "100,000 data-parallel ranks; at most 16,384"),
         ({"batches": (5,)}, "a micro-batch of 5 does not divide a rank's 8 samples of a step"),
     ],

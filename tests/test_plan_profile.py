@@ -113,7 +113,7 @@ def test_a_fine_tune_and_a_search_are_planned_on_the_same_machine(tmp_path, gpu,
     [
         (("memory_gib",), {}, "own.json: no memory_gib (GiB of one GPU"),
         (("name", "peak_tflops"), {}, "no name (of the GPU), peak_tflops (TFLOP/s of its datasheet)"),
-        ((), {"memory_gb": 80}, "no field memory_gb; did you mean memory_gib?"),
+        ((), {"memory_gb": 80}, "no field memory_gb; did you mean 'memory_gib'?"),
         ((), {"xyz": 1}, "no field xyz; there are name, memory_gib"),
         ((), {"memory_gib": 85e9}, "memory_gib is 8.5e+10, not within 0.01 to 4096; it is in GiB"),
         ((), {"memory_gb_per_s": math.nan}, "memory_gb_per_s is nan, not within"),
@@ -126,7 +126,7 @@ def test_a_fine_tune_and_a_search_are_planned_on_the_same_machine(tmp_path, gpu,
         ((), {"reachable_tflops": {"1024": 300, "2048": 1200}}, "above peak_tflops"),
         ((), {"inside": 360}, "inside must be an object with gb_per_s and latency_us"),
         ((), {"inside": {"gb_per_s": 360}}, "inside has no latency_us (µs of a collective"),
-        ((), {"between": {"gbit_per_s": 400, "latency_us": 3}}, "no field between.gbit_per_s; did you mean between.gb"),
+        ((), {"between": {"gbit_per_s": 400, "latency_us": 3}}, "no field between.gbit_per_s; did you mean 'between.gb"),
         ((), {"host_gpus": 0}, "host_gpus must be a whole number of at least 1, not 0"),
         ((), {"bf16": "yes"}, "bf16 must be true or false, not 'yes'"),
         ((), {"name": ""}, "name must be a text"),
@@ -323,10 +323,10 @@ def test_gpus_are_found_by_what_nvidia_smi_and_people_call_them(name, known):
 @pytest.mark.parametrize(
     ("name", "offered"),
     [
-        ("A100", "did you mean A100-80GB or A100-40GB?"),
-        ("RTX 6000", "did you mean RTX-6000-Ada or"),  # there are five boards of that name
-        ("NVIDIA A100 80GB PCIe", "did you mean A100-80GB"),
-        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "did you mean RTX-PRO-6000"),
+        ("A100", "did you mean 'A100-80GB' or 'A100-40GB'?"),
+        ("RTX 6000", "did you mean 'RTX-6000-Ada' or"),  # there are five boards of that name
+        ("NVIDIA A100 80GB PCIe", "did you mean 'A100-80GB"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "did you mean 'RTX-PRO-6000"),
         ("NVIDIA GeForce RTX 3090 Ti", "did you mean 3090"),
         ("abacus", "there are A800-80GB, A100-80GB"),
     ],

@@ -4,7 +4,7 @@ from typing import Literal
 
 from transformers import PreTrainedConfig
 
-from pardemo import options
+from pardemo import argument_checks
 
 #: Baichuan 1 had 64,000; its head does not normalise.
 BAICHUAN2_VOCABULARY = 125_696
@@ -63,7 +63,7 @@ class Baichuan2Config(PreTrainedConfig):
         super().__post_init__(**kwargs)
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
                      "model_max_length"):  # fmt: skip
-            options.whole(getattr(self, name), name)
+            argument_checks.whole(getattr(self, name), name)
         if not isinstance(self.rms_norm_eps, float) or not self.rms_norm_eps > 0:
             raise ValueError(f"rms_norm_eps must be a number above 0, not {self.rms_norm_eps!r}")
         if self.hidden_size % self.num_attention_heads:

@@ -5,10 +5,10 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
+from pardemo.argument_checks import seconds
 from pardemo.cells.meters import METERS, print_alike
 from pardemo.cells.run import CellResult, parse, run_cell
 from pardemo.cluster import Cluster
-from pardemo.options import seconds
 from pardemo.world.errors import RankError
 from pardemo.world.pool import WorldPool
 

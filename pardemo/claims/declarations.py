@@ -21,7 +21,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from pardemo import options
+from pardemo import argument_checks
 from pardemo.claims.verdicts import EVIDENCE, SECONDS
 
 #: Evidence of seconds over links with limits: the machine decides which way there is (:mod:`pardemo.cluster.tiers`).
@@ -107,7 +107,7 @@ def _declaration(id: str, table: dict[str, Any], shared: dict[str, dict[str, Any
     names = [field.name for field in fields(Claim)][1:]
     for name in table:
         if name not in names:
-            raise ValueError(f"{id}: no field {name!r}{options.nearest(name, names, '')}")
+            raise ValueError(f"{id}: no field {name!r}{argument_checks.nearest(name, names, '')}")
     if isinstance(table.get("cases"), list):
         table["cases"] = tuple(table["cases"])
     if not table.get("says"):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pardemo import options, project
+from pardemo import argument_checks, project
 from pardemo.claims import declarations
 from pardemo.claims.declarations import LINKS, Claim
 from pardemo.claims.lines import Closing, Line
@@ -196,7 +196,7 @@ class Ledger:
 
     def _undeclared(self, id: str) -> str:
         where = f"{self._file.parent.name}/{self._file.name}" if self._file else f"{self.notebook}: no file"
-        return f"{where} declares no claim {id!r}{options.nearest(id, self._declared, '')}"
+        return f"{where} declares no claim {id!r}{argument_checks.nearest(id, self._declared, '')}"
 
     def _full(self, id: str) -> str:
         return id if "." in id else f"{project.chapter_name(self.notebook)}.{id}"

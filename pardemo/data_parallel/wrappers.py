@@ -22,11 +22,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pardemo import compat
+from pardemo.argument_checks import above_zero
 from pardemo.collectives import ring_all_reduce
 from pardemo.collectives.channel import Channel
 from pardemo.groups import copy_of, cut_of, cut_within, group_of
 from pardemo.meters.timeline import Timeline
-from pardemo.options import above_zero
 
 AllReduce = Callable[[torch.Tensor, dist.ProcessGroup | None], torch.Tensor]
 
@@ -54,7 +54,7 @@ class BucketHook:
             group = copy_of(group)
         self.channel = Channel(group, "data parallel", links=links)
         self.forwards = 0  # of the model for training; -1 where ranks may have different numbers of them
-        self._what = ""
+        self._forward_label = ""
         #: of parameters of which this rank has a part, what makes a tensor the gradient of the same part
         self.parts: dict[nn.Parameter, Callable[[torch.Tensor], torch.Tensor]] = {}
         self._held: list[tuple[torch.Tensor, int, torch.futures.Future]] = []
@@ -75,7 +75,7 @@ class BucketHook:
         if self._overlap or bucket.is_last():
             packed = torch.cuda.current_stream().record_event() if self._stream is not None else None
             for held in self._held:
-                self._exchanges.append(self.channel.submit(self._exchange, *held, self._what, packed))
+                self._exchanges.append(self.channel.submit(self._exchange, *held, self._forward_label, packed))
             self._held = []
         return mean
 
@@ -84,7 +84,7 @@ class BucketHook:
         for exchange in self._exchanges:
             exchange.exception()
         self._exchanges, self._held = [], []
-        self._what = f"forward pass {self.forwards}" if self.forwards >= 0 else "any forward pass"
+        self._forward_label = f"forward pass {self.forwards}" if self.forwards >= 0 else "any forward pass"
 
     def _end(self) -> None:
         """The gradients are the mean: raises what went wrong; gradients of parts are shown as such again."""

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from pardemo import options, project
+from pardemo import argument_checks, project
 from pardemo.closed_pipe import work_goes_on
 from pardemo.world import launched
 from pardemo.world.imports import without_garbage_collection
@@ -108,7 +108,7 @@ def _job(arguments: argparse.Namespace, ranks: int | None) -> "Recipe":
 @work_goes_on()
 def finetune(arguments: argparse.Namespace) -> int:
     """``pardemo finetune``."""
-    options.at_least(arguments, 1, "ranks")
+    argument_checks.at_least(arguments, 1, "ranks")
     from pardemo import RankError
     from pardemo.finetune import recipe
     from pardemo.finetune.launch import launch
@@ -187,7 +187,7 @@ def _print_outcome(outcome: "TrainingResult", as_json: bool) -> None:
 
 @work_goes_on()
 def _predict(arguments: argparse.Namespace) -> int:
-    options.at_least(arguments, 1, "ranks", "limit")
+    argument_checks.at_least(arguments, 1, "ranks", "limit")
     job = _recipe(arguments)
 
     from pardemo import RankError, World

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from pardemo.options import above_zero
+from pardemo.argument_checks import above_zero
 
 WORD_ROUGE = ("rouge-1", "rouge-2", "rouge-l")
 NAMES = ("bleu-4", *WORD_ROUGE, *(f"char-{name}" for name in WORD_ROUGE))

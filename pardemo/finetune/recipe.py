@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 from pydantic import Field, StrictBool, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
-from pardemo import options, project
+from pardemo import argument_checks, project
 from pardemo.finetune import strict_yaml
 
 FOLDER = Path(__file__).parent / "recipes"
@@ -326,8 +326,8 @@ def steps(recipe: Recipe, samples: int, world_size: int | None = None) -> Steps:
         world_size: ranks, the recipe's by default.
     """
     ranks = recipe.world.ranks if world_size is None else world_size
-    options.whole(samples, "samples")
-    options.whole(ranks, "ranks")
+    argument_checks.whole(samples, "samples")
+    argument_checks.whole(ranks, "ranks")
     count = min(samples, recipe.data.max_samples or samples)
     train = recipe.train
     batches = math.ceil(math.ceil(count / train.per_device_train_batch_size) / ranks)
@@ -359,7 +359,7 @@ def _path_of(name_or_path: str | Path) -> Path:
         return FOLDER / f"{text}.yaml"
     if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
         return path
-    raise ValueError(f"no recipe {text!r}{options.nearest(text, names())}; or name a .yaml file")
+    raise ValueError(f"no recipe {text!r}{argument_checks.nearest(text, names())}; or name a .yaml file")
 
 
 def _build(value: Any, origin: str) -> Recipe:
@@ -397,4 +397,4 @@ def _suggestion(key: str) -> str:
     hints = get_type_hints(Recipe)
     keys = {name: list(get_type_hints(kind)) for name, kind in hints.items() if dataclasses.is_dataclass(kind)}
     elsewhere = [f"; did you mean '{name}.{last}'?" for name in keys if last in keys[name]]
-    return options.nearest(last, keys.get(section, list(hints)), next(iter(elsewhere), None))
+    return argument_checks.nearest(last, keys.get(section, list(hints)), next(iter(elsewhere), None))

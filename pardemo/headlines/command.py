@@ -6,7 +6,7 @@ import sys
 from dataclasses import asdict, fields
 from typing import Any
 
-from pardemo import options
+from pardemo import argument_checks
 from pardemo.closed_pipe import work_goes_on
 from pardemo.headlines.build import GENERATED, Limits
 
@@ -55,7 +55,7 @@ def _names(text: str) -> list[str]:
 @work_goes_on()
 def _build(arguments: argparse.Namespace) -> int:
     lengths = [limit.name for limit in fields(Limits)]
-    options.at_least(arguments, 0, "train", "test", *lengths)
+    argument_checks.at_least(arguments, 0, "train", "test", *lengths)
     from pardemo.headlines.build import build
     from pardemo.tables import text_table
 

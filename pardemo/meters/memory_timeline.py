@@ -32,14 +32,14 @@ class MemoryTimeline(MemoryMeter):
         super().__init__(modules, optimizers)
         self.states: list[dict[str, int]] = []
         self.marks: dict[str, int] = {}
-        self._own: list[torch.nn.Parameter] | None = None
+        self._parameters: list[torch.nn.Parameter] | None = None
 
     def at(self, mark: str) -> dict[str, int]:
         """Bytes by kind at a mark: at "step", what is there between backward and step."""
         return self.states[self.marks[mark]]
 
     def __enter__(self) -> "MemoryTimeline":
-        self._own = None
+        self._parameters = None
         super().__enter__()
         self.marks, self.states = {"forward": 0}, [dict(self.live)]
         return self
@@ -69,16 +69,16 @@ class MemoryTimeline(MemoryMeter):
 
         Only of the parameters of the beginning: FSDP2 puts gathered ones in their place for a moment.
         """
-        if self._own is None:
+        if self._parameters is None:
             super()._classify()
-            self._own = [parameter for module in self._modules for parameter in module.parameters()]
-            known = {id(parameter) for parameter in self._own}
+            self._parameters = [parameter for module in self._modules for parameter in module.parameters()]
+            known = {id(parameter) for parameter in self._parameters}
             for optimizer in self._optimizers:
                 for group in optimizer.param_groups:
                     for parameter in group["params"]:
                         if id(parameter) not in known:
                             self._note(parameter, "optimizer states")
-        for parameter in self._own:
+        for parameter in self._parameters:
             if parameter.grad is not None:
                 self._note(parameter.grad, "gradients")
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from pardemo import options
+from pardemo import argument_checks
 from pardemo.pipeline_parallel.instructions import Backward, BackwardInput, BackwardWeight, Compute, Forward
 
 Order = Callable[..., Iterator[Compute]]
@@ -123,7 +123,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         for name in ("ranks", "micro_batches", "chunks"):
-            options.whole(getattr(self, name), name)
+            argument_checks.whole(getattr(self, name), name)
 
     @property
     def stages(self) -> int:

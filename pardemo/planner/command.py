@@ -6,7 +6,7 @@ import logging
 import warnings
 from typing import Any
 
-from pardemo import options as numbers
+from pardemo import argument_checks
 from pardemo.planner import hardware
 from pardemo.planner.layouts import layout_command
 from pardemo.planner.layouts.layout_command import RANK, SEQUENCE
@@ -150,10 +150,12 @@ def question_of(arguments: argparse.Namespace) -> str:
 
 def _check_numbers(arguments: argparse.Namespace) -> None:
     """Refuses what is impossible before torch is loaded, which takes seconds."""
-    numbers.at_least(arguments, 1, "gpus", "hosts", "sequence", "per_step", "batch", "samples", "tp", "pp", "rank")
-    if arguments.epochs is not None and not arguments.epochs > 0:
-        raise ValueError(f"--epochs must be above 0, not {arguments.epochs:g}")
-    numbers.at_least(arguments, 0, "price")
+    argument_checks.at_least(
+        arguments, 1, "gpus", "hosts", "sequence", "per_step", "batch", "samples", "tp", "pp", "rank"
+    )
+    if arguments.epochs is not None:
+        argument_checks.above_zero(arguments.epochs, "--epochs")
+    argument_checks.at_least(arguments, 0, "price")
     if arguments.target is not None and not arguments.target.strip():
         raise ValueError("--target is empty; it names LoRA's modules, as q_proj,v_proj or all-linear")
     if arguments.full and arguments.embeddings:

@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from pardemo import argument_checks
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -109,9 +111,7 @@ def precision(name: str) -> str:
     """
     plain = _RECIPES.get(name.lower(), name.lower())
     if plain not in PRECISIONS:
-        near = difflib.get_close_matches(plain, PRECISIONS, 1, 0.4)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(PRECISIONS)}"
-        raise ValueError(f"no precision {name!r}; {hint}")
+        raise ValueError(f"no precision {name!r}{argument_checks.nearest(plain, PRECISIONS, cutoff=0.4)}")
     return plain
 
 
@@ -191,7 +191,7 @@ def gpu(name: str) -> Gpu:
     if not near:
         measuring = "another's rates can be given in a file, which pardemo plan --measure FILE writes on it"
         raise ValueError(f"no GPU {name!r}; there are {', '.join(GPUS)}; {measuring}")
-    raise ValueError(f"no GPU {name!r}; did you mean {' or '.join(offered)}?")
+    raise ValueError(f"no GPU {name!r}; did you mean {' or '.join(map(repr, offered))}?")
 
 
 def link(name: str) -> float:
@@ -205,9 +205,8 @@ def link(name: str) -> float:
     try:
         value = float(name)
     except ValueError:
-        near = difflib.get_close_matches(name, LINKS, 1)
-        hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(LINKS)}, or Gbit/s as a number"
-        raise ValueError(f"no link {name!r}{hint}") from None
+        listed = f"; there are {', '.join(LINKS)}, or Gbit/s as a number"
+        raise ValueError(f"no link {name!r}{argument_checks.nearest(name, LINKS, listed)}") from None
     if not 0 < value < float("inf"):
         raise ValueError(f"a link's rate must be above 0 Gbit/s, not {name}")
     return value * 1e9 / 8

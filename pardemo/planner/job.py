@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from pardemo import options
+from pardemo import argument_checks
 from pardemo.planner.layouts.job import ENGINES
 from pardemo.planner.layouts.layout import SHARDING
 from pardemo.planner.layouts.tuning import FULL, Tuning
@@ -52,7 +52,7 @@ class RankJob:
 
     def __post_init__(self):
         for name in ("batch", "sequence", "ranks", "accumulation"):
-            options.whole(getattr(self, name), name)
+            argument_checks.whole(getattr(self, name), name)
         if self.engine not in ENGINES:
             raise ValueError(f"engine must be one of {', '.join(ENGINES)}, not {self.engine!r}")
         if self.precision not in ("bf16", "fp16", "fp32") or (self.precision == "fp32" and self.engine != "plain"):

@@ -68,10 +68,10 @@ def on_rank() -> dict[str, Any]:
     target = torch.empty_like(tensor)
     copied = _mean(2 * COPY_BYTES[gpu] / median(times(lambda: target.copy_(tensor), 7)))
     fields: dict[str, Any] = {
-        "name": name, "memory_gib": _short(memory / 2**30), "peak_tflops": _short(peak_flops / 1e12),
-        "reachable_tflops": {str(size): _short(rate / 1e12) for size, rate in rates.items()},
-        "sustained": _short(min(1.0, _warm(SIZES[gpu][-1], WARM_S[gpu], rank_device) / rates[SIZES[gpu][-1]])),
-        "memory_gb_per_s": _short(copied / 1e9), "bf16": gpu and torch.cuda.is_bf16_supported(),
+        "name": name, "memory_gib": _four_digits(memory / 2**30), "peak_tflops": _four_digits(peak_flops / 1e12),
+        "reachable_tflops": {str(size): _four_digits(rate / 1e12) for size, rate in rates.items()},
+        "sustained": _four_digits(min(1.0, _warm(SIZES[gpu][-1], WARM_S[gpu], rank_device) / rates[SIZES[gpu][-1]])),
+        "memory_gb_per_s": _four_digits(copied / 1e9), "bf16": gpu and torch.cuda.is_bf16_supported(),
     }  # fmt: skip
     return (
         fields
@@ -127,7 +127,7 @@ def _link(group: dist.ProcessGroup, ranks: int, rings: int, gpu: bool) -> dict[s
     small, large = (_all_reduce(nbytes, group) for nbytes in (SMALL_BYTES, LARGE_BYTES[gpu]))
     moved = 2 * (ranks - 1) / ranks * (LARGE_BYTES[gpu] - SMALL_BYTES)
     rate = rings * moved / max(large - small, 1e-9)
-    return {"gb_per_s": _short(rate / 1e9), "latency_us": _short(1e6 * small / math.log2(ranks))}
+    return {"gb_per_s": _four_digits(rate / 1e9), "latency_us": _four_digits(1e6 * small / math.log2(ranks))}
 
 
 def _all_reduce(nbytes: int, group: dist.ProcessGroup) -> float:
@@ -166,21 +166,17 @@ def _mean(value: float) -> float:
     return fmean(every)
 
 
-def _short(value: float) -> float:
+def _four_digits(value: float) -> float:
     """Returns the value with four digits."""
     return float(f"{value:.4g}")
 
 
 def measure_machine(file: str, ranks: int | None, as_json: bool) -> int:
     """Runs ``pardemo plan --measure`` with a rank for each GPU, or with two to four on the cores."""
-    from pardemo.project import available_cores
-
     path = Path(file)
     if not path.parent.is_dir():
         raise ValueError(f"no folder {path.parent} to write {path.name} into")
-    if ranks is not None and ranks < 1:
-        raise ValueError(f"--gpus must be at least 1, not {ranks}")
-    ranks = ranks or torch.cuda.device_count() or min(4, max(2, available_cores()))
+    ranks = ranks or torch.cuda.device_count() or project.measuring_ranks()
     print(f"plan: {ranks} ranks measure products, memory and links …", file=sys.stderr, flush=True)
     fields = measure(path, ranks)
     print(json.dumps(fields, indent=1))

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from pardemo import extras
+from pardemo import extras, project
 
 with extras.needed_by(__name__):
     from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
@@ -53,7 +53,7 @@ def count(config: PreTrainedConfig) -> dict[str, Any] | None:
     except ValueError:
         return None
     except Exception as error:  # of sizes that do not go together Transformers raises many kinds
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:160]
+        reason = project.one_line(f"{type(error).__name__}: {error}", 160)
         raise ValueError(f"{config.model_type}: Transformers makes no model of this configuration ({reason})") from None
     counts = {"all": 0, "matrices": 0, "experts": 0}
     known = {name for names in KINDS["modules"].values() for name in names}
@@ -88,7 +88,7 @@ def _read(path: Path) -> PreTrainedConfig:
             else (CONFIG_MAPPING[kind].from_dict(values))
         )
     except Exception as error:  # Transformers raises many kinds, of huggingface_hub's own too
-        raise ValueError(f"{path}: {' '.join(str(error).split())[:160]}") from None
+        raise ValueError(f"{path}: {project.one_line(error, 160)}") from None
 
 
 #: Names that queries and values go by, apart or in one matrix.

@@ -3,7 +3,6 @@
 ``pardemo plan --measure FILE`` writes one. All of it is what was reached, so that nothing is taken off it again.
 """
 
-import difflib
 import json
 import math
 from collections.abc import Mapping
@@ -11,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pardemo import options
+from pardemo import argument_checks
 from pardemo.planner import hardware
 from pardemo.planner.hardware import Gpu
 from pardemo.planner.layouts.machines import Link, Machine
@@ -169,7 +168,7 @@ def parse_profile(values: Any) -> GpuProfile:
     inside, between = (_link(values, name) for name in LINKS)
     host_gpus, bf16 = values.get("host_gpus"), values.get("bf16", True)
     if host_gpus is not None:
-        options.whole(host_gpus, "host_gpus")
+        argument_checks.whole(host_gpus, "host_gpus")
     if not isinstance(bf16, bool):
         raise ValueError(f"bf16 must be true or false, not {bf16!r}")
     gpu = Gpu(
@@ -240,6 +239,5 @@ def _number(value: Any, name: str, limits: tuple[str, float, float] | None = Non
 def _check_names(values: Mapping[str, Any], allowed: tuple[str, ...], prefix: str) -> None:
     for name in values:
         if name not in allowed:
-            near = difflib.get_close_matches(str(name), allowed, 1, 0.5)
-            hint = f"did you mean {prefix}{near[0]}?" if near else f"there are {', '.join(allowed)}"
-            raise ValueError(f"no field {prefix}{name}; {hint}")
+            hint = argument_checks.nearest(f"{prefix}{name}", [prefix + field for field in allowed])
+            raise ValueError(f"no field {prefix}{name}{hint}")

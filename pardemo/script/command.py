@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pardemo import options, project
+from pardemo import argument_checks, project
 from pardemo.script.search import command as search_command
 from pardemo.termination import ends_in_order
 
@@ -58,8 +58,8 @@ def add_measure(commands: Any) -> None:
 
 def run_measure(arguments: argparse.Namespace) -> int:
     """Runs ``pardemo measure``; returns 0 where the script was measured, 2 where it could not be."""
-    options.at_least(arguments, 1, "ranks", "steps", "gpus", "sequence", "micro_batch")
-    options.above_zero(arguments.timeout, "--timeout")
+    argument_checks.at_least(arguments, 1, "ranks", "steps", "gpus", "sequence", "micro_batch")
+    argument_checks.above_zero(arguments.timeout, "--timeout")
     from pardemo.cluster import MAX_RANKS
     from pardemo.script.report import files, sections
     from pardemo.script.runtime import launch_lines, runner
@@ -203,8 +203,8 @@ def add_prove(commands: Any) -> None:
 
 def run_prove(arguments: argparse.Namespace) -> int:
     """Runs ``pardemo prove``; returns 0 for equal, 1 for different, 2 where a layout could not be run."""
-    options.at_least(arguments, 1, "steps")
-    options.above_zero(arguments.timeout, "--timeout")
+    argument_checks.at_least(arguments, 1, "steps")
+    argument_checks.above_zero(arguments.timeout, "--timeout")
     if arguments.search:
         return search_command.run_search(arguments)
     for name in search_command.OPTIONS:

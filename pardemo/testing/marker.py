@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pardemo import options as numbers
+from pardemo import argument_checks
 from pardemo.cluster import MAX_RANKS, Cluster
 
 OPTIONS = ("cluster", "between", "inside", "timeout")
@@ -36,9 +36,9 @@ def rank_setups(arguments: Sequence[Any], options: Mapping[str, Any], timeout_s:
     """
     if unknown := [name for name in options if name not in OPTIONS]:
         raise ValueError(f"ranks has no option {unknown[0]!r}; it has {', '.join(OPTIONS)}")
-    limit = numbers.seconds(options.get("timeout", timeout_s), "timeout")
+    limit = argument_checks.seconds(options.get("timeout", timeout_s), "timeout")
     for size in arguments:
-        numbers.whole(size, "a number of ranks, as in ranks(2, 4),", most=MAX_RANKS)
+        argument_checks.whole(size, "a number of ranks, as in ranks(2, 4),", most=MAX_RANKS)
         if list(arguments).count(size) > 1:
             raise ValueError(f"ranks names {size} twice")
     cluster = _cluster(options)

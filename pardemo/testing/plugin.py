@@ -67,7 +67,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marker = metafunc.definition.get_closest_marker("ranks")
     if marker is None:
         return
-    from pardemo.options import seconds
+    from pardemo.argument_checks import seconds
     from pardemo.testing.marker import rank_setups, unfit
 
     try:

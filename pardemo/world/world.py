@@ -5,7 +5,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pardemo import options
+from pardemo import argument_checks
 from pardemo.cluster import MAX_RANKS, Cluster, loopback
 from pardemo.cluster.units import bytes_per_second
 from pardemo.world.errors import RankDied, RankError
@@ -51,11 +51,11 @@ class World:
         env: dict[str, str] | None = None,
         cluster: Cluster | None = None,
     ):
-        self.size = options.whole(size, "World size", most=MAX_RANKS)
-        self.threads = options.whole(threads, "threads", most=1024)
+        self.size = argument_checks.whole(size, "World size", most=MAX_RANKS)
+        self.threads = argument_checks.whole(threads, "threads", most=1024)
         if backend not in (None, "gloo", "nccl"):
             raise ValueError(f"backend must be 'gloo', 'nccl' or None, not {backend!r}")
-        options.above_zero(timeout_s, "timeout_s")
+        argument_checks.above_zero(timeout_s, "timeout_s")
         for name, value in (env or {}).items():
             if not (isinstance(name, str) and isinstance(value, str)):
                 raise TypeError(f"env holds texts, not {name!r}: {value!r}")
@@ -115,7 +115,7 @@ class World:
             RankTimeout: not all ranks finished within ``timeout_s`` seconds, put off as above.
             RankError: the supervisor of a cluster's hosts ended; the World is busy or closed.
         """
-        limit = self.timeout_s if timeout_s is None else options.above_zero(timeout_s, "timeout_s")
+        limit = self.timeout_s if timeout_s is None else argument_checks.above_zero(timeout_s, "timeout_s")
         task = _pack(function, args, kwargs)
         if not self._busy.acquire(blocking=False):
             raise RankError("this World is busy with another run (of another thread); give each thread its own World")

@@ -12,11 +12,11 @@ import torch.distributed as dist
 from torch import nn
 
 from pardemo import compat
+from pardemo.argument_checks import above_zero
 from pardemo.collectives.channel import Channel
 from pardemo.collectives.decorators import not_compiled
 from pardemo.groups import Tied, group_of
 from pardemo.meters.tensors import storage_bytes
-from pardemo.options import above_zero
 from pardemo.zero import checks
 from pardemo.zero.checks import same_outcome
 from pardemo.zero.gradient_norm import NormOfModel, clip_factor

@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from pardemo.argument_checks import above_zero
 from pardemo.collectives import ring_all_reduce
 from pardemo.groups import Tied, cut_of
-from pardemo.options import above_zero
 
 #: elements of a parameter in their order in memory: the first, and the one behind the last
 Span = tuple[int, int]

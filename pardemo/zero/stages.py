@@ -27,8 +27,8 @@ import torch.distributed as dist
 from torch import nn
 
 from pardemo import compat
+from pardemo.argument_checks import above_zero
 from pardemo.collectives.decorators import not_compiled
-from pardemo.options import above_zero
 from pardemo.zero.checks import check_elementwise, same_outcome
 from pardemo.zero.engine import Engine, SavedShard, broadcast
 from pardemo.zero.gradients import OwnGradient, no_gradient
@@ -116,7 +116,7 @@ class Zero1(Engine):
     def state_bytes(self) -> dict[str, int]:
         kinds = super().state_bytes()
         gradients = [unit.gradient for unit in self.units if unit.gradient is not None]
-        masters = [unit.master for unit in self.units if unit.master.data_ptr() != unit.own.data_ptr()]
+        masters = [unit.master for unit in self.units if unit.master.data_ptr() != unit.shard.data_ptr()]
         kinds["gradients"] += sum(gradient.nbytes for gradient in gradients)
         kinds["optimizer states"] += sum(master.nbytes for master in masters)
         return kinds

@@ -46,9 +46,9 @@ class Unit:
             view.copy_(parameter.detach())
         if size > 1:
             dist.broadcast(self.flat, dist.get_global_rank(channel.group, 0), group=channel.group)
-        self.own = self.flat[self.rank * self.chunk :][: self.chunk]  # [chunk]
+        self.shard = self.flat[self.rank * self.chunk :][: self.chunk]  # [chunk]
         #: what the optimizer updates: the chunk in fp32; the same memory where the parameters are fp32
-        self.master = nn.Parameter(self.own.float())
+        self.master = nn.Parameter(self.shard.float())
         self.gradient: torch.Tensor | None = None  # [chunk] of the sum over ranks and micro-batches
 
     def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
@@ -99,15 +99,15 @@ class Unit:
 
     def gather(self, when: str) -> None:
         """Gathers the updated masters of all ranks into the flat tensor, whose views the parameters are."""
-        self.own.copy_(self.master.detach())  # back to the parameters' precision
-        self.channel.all_gather(self.own, self.flat, f"{self.name}, {when}")  # [chunk] of each to [N · chunk]
+        self.shard.copy_(self.master.detach())  # back to the parameters' precision
+        self.channel.all_gather(self.shard, self.flat, f"{self.name}, {when}")  # [chunk] of each to [N · chunk]
 
     def update_master(self) -> None:
         """Copies values that were written into the parameters to the master; all others keep their fp32 digits."""
-        if self.master.dtype != self.own.dtype:
-            written = self.own != self.master.to(self.own.dtype)
+        if self.master.dtype != self.shard.dtype:
+            written = self.shard != self.master.to(self.shard.dtype)
             if written.any():
-                self.master.data[written] = self.own[written].float()
+                self.master.data[written] = self.shard[written].float()
 
 
 def make_units(

@@ -188,7 +188,7 @@ DRY_RUN = f"""{PEAK_MIB}
 import json
 import torch
 torch.set_num_threads(2)
-from pardemo.planner import cuda_peak
+from pardemo.book.chapters.baichuan2_plan import cuda_peak
 from pardemo.planner.dry_run.runner import dry_run
 print(json.dumps([dry_run(cuda_peak.job()).seconds, peak_mib()]))
 """

@@ -21,7 +21,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from pardemo import options
+from pardemo import argument_checks
 from pardemo.termination import ends_in_order
 from soak.report import Report, Result
 
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(asked: argparse.Namespace) -> int:
-    options.at_least(asked, 0, "faults")
+    argument_checks.at_least(asked, 0, "faults")
     if asked.minutes is not None and not 0 < asked.minutes < math.inf:
         raise ValueError(f"--minutes must be a number above 0, not {asked.minutes:g}")
     if asked.minutes is not None and asked.faults is not None:

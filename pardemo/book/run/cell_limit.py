@@ -20,7 +20,7 @@ class CellLimit:
         self._limit_s, self._kernels = limit_s, kernels
         self._cell: tuple[int, Deadline] | None = None
         self._over = threading.Event()
-        self._told = ""
+        self._message = ""
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def begins(self, number: int) -> None:
@@ -38,15 +38,15 @@ class CellLimit:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
-        if self._told:
-            raise TimeoutError(self._told)
+        if self._message:
+            raise TimeoutError(self._message)
 
     def _watch(self) -> None:
         while not self._over.wait(0.2):
             cell = self._cell
             if cell is None or cell[1].left_s() or self._cell is not cell:  # it has ended meanwhile
                 continue
-            self._told = f"cell {cell[0]} did not end within {cell[1]}"
+            self._message = f"cell {cell[0]} did not end within {cell[1]}"
             for kernel in self._kernels:
                 kernel.kill()
             return

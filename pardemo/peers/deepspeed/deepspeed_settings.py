@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from pardemo import compat, options, project
+from pardemo import argument_checks, compat, project
 
 _CLASSES = {
     "zero_optimization": "deepspeed.runtime.zero.config:DeepSpeedZeroConfig",
@@ -73,7 +73,7 @@ def refuse_unknown(given: Iterable[str], known: Collection[str], section: str) -
     """Raises ValueError for a key that nobody knows, with the nearest that somebody does."""
     for key in given:
         if key not in known:
-            raise ValueError(f"{section} has no key {key!r}{options.nearest(key, known, '')}")
+            raise ValueError(f"{section} has no key {key!r}{argument_checks.nearest(key, known, '')}")
 
 
 def _refuse_removed(settings: Mapping[str, Any]) -> None:
@@ -183,7 +183,7 @@ def _check_batch(settings: Mapping[str, Any], world_size: int) -> None:
     batch, micro, steps = (settings.get(name) for name in names)
     for name, value in zip(names, (batch, micro, steps), strict=True):
         if value not in (None, "auto"):
-            options.whole(value, name)
+            argument_checks.whole(value, name)
     if batch is None and micro is None:
         raise ValueError("train_batch_size or train_micro_batch_size_per_gpu has to be given")
     if isinstance(batch, int) and isinstance(micro, int):

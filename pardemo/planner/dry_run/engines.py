@@ -24,6 +24,7 @@ import pardemo.baichuan2  # noqa: F401, registers the model
 from pardemo.finetune import lora
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts.tuning import Tuning
+from pardemo.project import first_line
 
 
 @dataclass
@@ -52,8 +53,7 @@ def outline(job: RankJob) -> PreTrainedModel:
         try:
             model = AutoModelForCausalLM.from_config(config)  # attention as Transformers chooses: fused where it can
         except ValueError as error:
-            reason = str(error).splitlines()[0]
-            raise ValueError(f"{config.model_type}: no causal language model ({reason})") from None
+            raise ValueError(f"{config.model_type}: no causal language model ({first_line(error)})") from None
     if job.tuning.lora:
         model = _with_adapter(model, job.tuning)
     # PEFT's adapters too: DeepSpeed's engine casts them, FSDP2 wants one type; fp16 has the bytes of bf16

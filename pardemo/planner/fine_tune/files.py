@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Mapping
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from pardemo.planner.fine_tune.plan_table import PlanRow, Request
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts.fine_tune_step import overlaps
 from pardemo.planner.layouts.job import BUCKET_ELEMENTS
-from pardemo.planner.layouts.launch import cluster
+from pardemo.planner.layouts.launch import job_scripts
 
 with extras.needed_by(__name__):
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
@@ -100,15 +99,15 @@ def write_plan(folder: str | Path, request: Request, row: PlanRow, base: Recipe)
         shell_notes, slurm_notes = [*notes, about_data], [*notes, f"sbatch job.slurm {usage}; {about_data}"]
         texts[SCRIPT] = f"{head}{_script(request, row, base, model)}"
         texts[ARGUMENTS] = head + strict_yaml.dump(training_arguments(request, row, base, sharding))
-    torchrun = f"torchrun --nproc_per_node {host_gpus} {cluster.torchrun(hosts, 'SLURM_NODEID')} {script}"
+    torchrun = f"torchrun --nproc_per_node {host_gpus} {job_scripts.torchrun(hosts, 'SLURM_NODEID')} {script}"
     texts |= {
         config: head + strict_yaml.dump(launched),
-        "hostfile": head + cluster.hostfile(hosts, host_gpus),
-        "launch.sh": cluster.shell(hosts, host_gpus, script, config, deepspeed_script, usage, shell_notes),
-        "job.slurm": cluster.slurm(hosts, host_gpus, name, f'{torchrun} "$@"', slurm_notes, file="job.slurm"),
+        "hostfile": head + job_scripts.hostfile(hosts, host_gpus),
+        "launch.sh": job_scripts.shell(hosts, host_gpus, script, config, deepspeed_script, usage, shell_notes),
+        "job.slurm": job_scripts.slurm(hosts, host_gpus, name, f'{torchrun} "$@"', slurm_notes, file="job.slurm"),
     }
     for file, text in texts.items():
-        project.write_atomically(Path(folder) / file, partial(Path.write_text, data=text, encoding="utf-8"))
+        project.write_text(Path(folder) / file, text)
     return list(texts)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from pardemo import argument_checks
 from pardemo.planner.estimate import HOST_STATES, RESERVE, choose
 from pardemo.planner.job import RankJob, check_tensor_parallel
 from pardemo.planner.layouts import configurations
@@ -47,8 +48,7 @@ class Request:
 
     def __post_init__(self):
         for name in ("tp", "pp", "samples_per_step", "steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+            argument_checks.whole(getattr(self, name), name)
         if self.machine.gpus % (self.tp * self.pp):
             raise ValueError(f"{self.machine.gpus} GPUs do not divide by tp {self.tp} × pp {self.pp}")
         check_tensor_parallel(self.job.config, self.tp)

@@ -1,6 +1,5 @@
 """Reads a model's configuration, built in or from a file, without Transformers; converts it to a shape."""
 
-import difflib
 import json
 import re
 import tomllib
@@ -9,6 +8,7 @@ from pathlib import Path
 from types import NoneType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from pardemo import argument_checks, project
 from pardemo.planner.layouts.shape import (
     COLUMNS,
     ROWS,
@@ -82,8 +82,7 @@ def config_file(name: str) -> Path:
     """
     path = _path(name)
     if not path.is_file():
-        near = difflib.get_close_matches(name.lower().rpartition("/")[2], MODELS, 2, 0.4)
-        hint = f"; did you mean {' or '.join(near)}?" if near else f"; there are {', '.join(MODELS)}"
+        hint = argument_checks.nearest(name.lower().rpartition("/")[2], MODELS, most=2, cutoff=0.4)
         raise ValueError(f"no model {name!r}{hint} (or a folder with a config.json)")
     return path
 
@@ -161,7 +160,7 @@ def shape_of_config(config: "PreTrainedConfig") -> Shape:
     try:
         shape = _shape(config)
     except (AttributeError, RuntimeError, TypeError) as error:  # a list, a missing key, a size that each layer has
-        reason = " ".join(str(error).split())[:120]
+        reason = project.one_line(error, 120)
         raise ValueError(
             f"{config.model_type} has no one size for all its layers ({reason}): it is not planned"
         ) from None

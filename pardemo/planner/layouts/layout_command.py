@@ -211,9 +211,9 @@ def _tell(
     if money is not None:
         print(f"at {arguments.price:g} a GPU and hour: {money:,.0f} for a billion tokens")
     if written:
-        from pardemo.planner.layouts.launch import cluster
+        from pardemo.planner.layouts.launch.job_scripts import KUBERNETES, SLURM
 
-        jobs = f"{cluster.SLURM} and {cluster.KUBERNETES} start {written[0]}"
+        jobs = f"{SLURM} and {KUBERNETES} start {written[0]}"
         print(f"written to {arguments.write}: {', '.join(written)}; {jobs}")
     if best:
         print_snapshot(arguments)

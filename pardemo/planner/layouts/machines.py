@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from pardemo import argument_checks
 from pardemo.planner.estimate import FULLEST, RESERVE
 from pardemo.planner.hardware import LINKS, USUAL_LINK, Gpu
 from pardemo.planner.rates import LINK_SHARE, matrix
@@ -51,8 +52,7 @@ class Machine:
 
     def __post_init__(self):
         for name in ("gpus", "host_gpus"):
-            if (value := getattr(self, name)) < 1:
-                raise ValueError(f"{name} must be at least 1, not {value!r}")
+            argument_checks.whole(getattr(self, name), name)
         if self.between <= 0:
             raise ValueError(f"between hosts there must be more than 0 bytes/s, not {self.between!r}")
         if not 0 < self.link_share <= 1:

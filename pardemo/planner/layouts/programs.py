@@ -11,13 +11,14 @@ A program becomes faster from release to release, so a program may have constant
 ``find_program("NAME")`` has the newest, ``find_program("NAME@26.04")`` those that stand for that release.
 """
 
-import difflib
 import math
 import re
 import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pardemo import argument_checks
 
 if TYPE_CHECKING:
     from pardemo.planner.layouts.layout import Layout
@@ -214,11 +215,7 @@ def find_program(name: str) -> Program:
     """
     name, at, release = name.partition("@")
     if name not in PROGRAMS:
-        near = difflib.get_close_matches(name, PROGRAMS, 1)
-        raise ValueError(
-            f"no training program {name!r}; "
-            + (f"did you mean {near[0]}?" if near else f"there are {', '.join(PROGRAMS)}")
-        )
+        raise ValueError(f"no training program {name!r}{argument_checks.nearest(name, PROGRAMS)}")
     if not at:
         return PROGRAMS[name]
     if not (newest := PROGRAMS[name]).release:

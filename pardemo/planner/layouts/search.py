@@ -184,7 +184,7 @@ def _best(timed: list[PlannedLayout], most: int) -> tuple[PlannedLayout, ...]:
     for candidate in timed:
         layout = candidate.layout
         ways[layout.tp, layout.pp, layout.sharding == "zero3", layout.shard_group].append(candidate)
-    chosen = [choose(candidates, lambda each: each.seconds, _preference) for candidates in ways.values()]
+    chosen = [choose(candidates, lambda planned: planned.seconds, _preference) for candidates in ways.values()]
     return tuple(sorted(chosen, key=_reckoned)[:most])
 
 

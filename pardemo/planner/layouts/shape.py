@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from pardemo import argument_checks
+
 COLUMNS, ROWS, REPLICATED = "columns", "rows", "replicated"
 
 
@@ -214,11 +216,8 @@ class Shape:
 
     def __post_init__(self):
         for field in ("layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocabulary"):
-            if (value := getattr(self, field)) < 1:
-                raise ValueError(f"{field} must be at least 1, not {value!r}")
-        head_dim = self.head_dim or self.hidden // self.heads
-        if head_dim < 1:
-            raise ValueError(f"a head's width must be at least 1, not {head_dim!r}")
+            argument_checks.whole(getattr(self, field), field)
+        head_dim = argument_checks.whole(self.head_dim or self.hidden // self.heads, "a head's width")
         object.__setattr__(self, "head_dim", head_dim)
         object.__setattr__(self, "value_dim", self.value_dim or head_dim)
         if not self.projections:

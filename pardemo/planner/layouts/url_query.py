@@ -5,7 +5,6 @@ defaults are those of ``pardemo plan --search --json``.
 """
 
 import contextlib
-import difflib
 import itertools
 import json
 import math
@@ -18,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pardemo import argument_checks
 from pardemo.planner import hardware
 from pardemo.planner.layouts import configurations, explanations, launch, layout_command
 from pardemo.planner.layouts.configurations import MODELS, key_of
@@ -202,9 +202,8 @@ def _model(asked: Mapping[str, str], folder: Path) -> str:
         if not name:
             raise RefusedField("model", "which model?")
         if key_of(name) is None:
-            near = difflib.get_close_matches(name.lower().rpartition("/")[2], MODELS, 1)
-            hint = f"did you mean {near[0]}?" if near else "paste its config.json"
-            raise RefusedField("model", f"no model {name!r} is built in; {hint}")
+            hint = argument_checks.nearest(name.lower().rpartition("/")[2], MODELS, "; paste its config.json")
+            raise RefusedField("model", f"no model {name!r} is built in{hint}")
         return name
     with _about("config"):
         if sum(map(asked["config"].count, "[{")) > MOST_BRACKETS:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from pardemo.options import whole
+from pardemo.argument_checks import whole
 from pardemo.script.compare import across_layouts, run_layouts, runs
 from pardemo.script.compare.closeness import nearly_equal
 from pardemo.script.compare.comparison import LayoutComparison, compare_layout

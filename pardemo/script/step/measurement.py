@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from pardemo import options
+from pardemo import argument_checks
 from pardemo.cluster import Cluster
 from pardemo.script.hangs import journal
 from pardemo.script.runtime.launch_lines import Launch
@@ -63,7 +63,7 @@ def measure_launch(
         replay: how the step is to be replayed; its operations are recorded, and layers take the time that it says.
         log: a file for the table of all calls, which is written also of a run that failed, or was interrupted.
     """
-    options.whole(steps, "steps")
+    argument_checks.whole(steps, "steps")
     working_folder = os.path.abspath(folder or os.getcwd())
     started, text = script_text(launch, working_folder)
     if (free := psutil.virtual_memory().available) < ranks * RANK_BYTES:

@@ -24,7 +24,7 @@ TITLE = "Plan a training job"
 TEMPLATES = Path(__file__).resolve().parent
 #: Of the package, what the planner of layouts imports; all of it loads without a library.
 MODULES = (
-    "__init__.py", "project.py", "extras.py", "options.py", "tables.py", "planner/__init__.py",
+    "__init__.py", "argument_checks.py", "project.py", "extras.py", "tables.py", "planner/__init__.py",
     "planner/hardware.py", "planner/rates.py", "planner/gpus.csv", "planner/profile.py", "planner/estimate.py",
     "formulas/__init__.py",
     "formulas/tensor_parallel.py",

@@ -78,17 +78,17 @@ def _rows(path: str) -> list[dict[str, Any]]:
     if text.lstrip().startswith("["):
         return [_row(row, f"{path}, row {number}") for number, row in enumerate(_read(text, path), 1)]
     lines = enumerate(text.split("\n"), 1)  # a text may hold other ends of lines
-    return [_row(_read(line, where := f"{path}, line {n}"), where) for n, line in lines if line.strip()]
+    return [_row(_read(line, origin := f"{path}, line {n}"), origin) for n, line in lines if line.strip()]
 
 
-def _read(text: str, where: str) -> Any:
+def _read(text: str, origin: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:
-        raise SystemExit(f"{where} is not JSON") from None
+        raise SystemExit(f"{origin} is not JSON") from None
 
 
-def _row(row: Any, where: str) -> dict[str, Any]:
+def _row(row: Any, origin: str) -> dict[str, Any]:
     if isinstance(row, dict) and {"instruction", "output"} <= row.keys():
         asked = "\n".join(filter(None, (row["instruction"], row.get("input"))))
         row = {"prompt": asked, "completion": row["output"]}
@@ -102,11 +102,11 @@ def _row(row: Any, where: str) -> dict[str, Any]:
         try:
             turns = [{"role": roles.get(t["from"], t["from"]), "content": t["value"]} for t in row["conversations"]]
         except (KeyError, TypeError):
-            raise SystemExit(f"{where}: a turn of conversations needs from and value") from None
+            raise SystemExit(f"{origin}: a turn of conversations needs from and value") from None
         row = {"messages": turns}
     if not (isinstance(row, dict) and ("text" in row or "messages" in row or {"prompt", "completion"} <= row.keys())):
         raise SystemExit(
-            f"{where} has no text, no messages, no prompt with a completion, and no instruction with an output"
+            f"{origin} has no text, no messages, no prompt with a completion, and no instruction with an output"
         )
     return row
 

@@ -4,14 +4,14 @@
 >>> launch.write_files(Path("run"), job, layout, "llama3-70b")      # doctest: +SKIP
 """
 
-import functools
 from collections.abc import Callable
 from pathlib import Path
 
 from pardemo import project
 from pardemo.planner.layouts.configurations import find_configuration
 from pardemo.planner.layouts.job import Job
-from pardemo.planner.layouts.launch import cluster, facts, megatron, nanotron, torchtitan, zero
+from pardemo.planner.layouts.launch import facts, job_scripts, megatron, nanotron, torchtitan, zero
+from pardemo.planner.layouts.launch.job_scripts import KUBERNETES, SLURM
 from pardemo.planner.layouts.layout import Layout, check_layout
 
 PROGRAMS = (megatron, torchtitan, nanotron, zero)
@@ -36,7 +36,7 @@ def write_files(folder: Path, job: Job, layout: Layout, model_name: str) -> list
     if taken:
         raise ValueError(f"--write: {folder} already has another {', '.join(taken)}; name a new folder, or remove them")
     for name, text in files.items():
-        project.write_atomically(Path(folder) / name, functools.partial(Path.write_text, data=text, encoding="utf-8"))
+        project.write_text(Path(folder) / name, text)
     return list(files)
 
 
@@ -89,8 +89,8 @@ def texts(job: Job, layout: Layout, model_name: str) -> dict[str, str]:
     if why[wanted.FILE]:
         notes.append(f"{wanted.FILE} is not there: {why[wanted.FILE]}")
     hosts, host_gpus = machine.hosts, min(machine.host_gpus, machine.gpus)
-    slurm, kubernetes = (started.command(job, cluster.torchrun(hosts, rank)) for rank in ("SLURM_NODEID", "RANK"))
-    files[cluster.SLURM] = cluster.slurm(hosts, host_gpus, name, slurm, notes, started.ENVIRONMENT, whole_hosts=True)
-    gpu = machine.gpu.name
-    files[cluster.KUBERNETES] = cluster.kubernetes(hosts, host_gpus, gpu, name, kubernetes, notes, started.ENVIRONMENT)
+    commands = (started.command(job, job_scripts.torchrun(hosts, rank)) for rank in ("SLURM_NODEID", "RANK"))
+    slurm, kubernetes, gpu, environment = *commands, machine.gpu.name, started.ENVIRONMENT
+    files[SLURM] = job_scripts.slurm(hosts, host_gpus, name, slurm, notes, environment, whole_hosts=True)
+    files[KUBERNETES] = job_scripts.kubernetes(hosts, host_gpus, gpu, name, kubernetes, notes, environment)
     return files

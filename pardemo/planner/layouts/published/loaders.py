@@ -67,9 +67,9 @@ def megatron_bridge(row: Cells) -> Iterator[PublishedRun]:
         yield _run(row, 1)
 
 
-def _run(row: Cells, place: int) -> PublishedRun:
+def _run(row: Cells, number: int) -> PublishedRun:
     values = Cells(
-        {name: _value(row.text(name), place if name != "Model" else 0) for name in _COLUMNS["Megatron-Bridge's"][1:]}
+        {name: _value(row.text(name), number if name != "Model" else 0) for name in _COLUMNS["Megatron-Bridge's"][1:]}
     )
     release, named = _heading(row.text("headings"))
     words = (values.text("Model") or named[0]).split(" (")[0]
@@ -80,7 +80,7 @@ def _run(row: Cells, place: int) -> PublishedRun:
     gpus = values.whole("#-GPUs")
     host_gpus = min(RACK if gpu.startswith("G") else 8, gpus)
     precision = (
-        values.one_of("Precision", _TABLES["precisions"]) if values.has("Precision") else ("fp8", _SECOND[gpu])[place]
+        values.one_of("Precision", _TABLES["precisions"]) if values.has("Precision") else ("fp8", _SECOND[gpu])[number]
     )
     degrees = {name.lower(): _degree(values, name) for name in ("TP", "PP", "CP", "EP")}
     dp = gpus // (degrees["tp"] * degrees["pp"] * degrees["cp"])
@@ -131,10 +131,10 @@ def _published(
 _SECOND = {"H100": "fp8", "B200": "mxfp8", "GB200": "mxfp8"}
 
 
-def _value(text: str, place: int) -> str:
-    """``4 (8)`` is 4, and 8 in the second place; what has no second value is the same in both."""
+def _value(text: str, number: int) -> str:
+    """``4 (8)`` is 4, and 8 as the second number; what has no second value is the same in both."""
     if match := re.fullmatch(r"(\S+) \((\S+)\)", text.strip()):
-        return match[place + 1]
+        return match[number + 1]
     return text
 
 

@@ -1,7 +1,8 @@
 """Compares CUDA's peak with the dry run's: LoRA of the 13B model, as in the article, on one GPU of 80 GB or more.
 
-``python -m pardemo.planner.cuda_peak [--out FILE]`` writes a row to ``outputs/reference/plan_cuda.json``. The weights
-are random: what a step takes does not depend on them.
+``python -m pardemo.book.chapters.baichuan2_plan.cuda_peak [--out FILE]`` writes a row, to
+``outputs/reference/plan_cuda.json`` where no file is named. The weights are random: what a step takes does not depend
+on them.
 """
 
 import argparse

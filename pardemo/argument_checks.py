@@ -1,4 +1,4 @@
-"""Checks numbers of a command line or a call, and refuses in one line what is impossible."""
+"""Checks numbers and names of a command line or a call, and refuses in one line what is impossible."""
 
 import argparse
 import difflib
@@ -57,14 +57,18 @@ def seconds(value: Any, name: str) -> float:
     return number
 
 
-def nearest(text: object, candidates: Collection[str], otherwise: str | None = None) -> str:
-    """Returns the end of an error about a name that does not exist: the nearest that does, or ``otherwise``.
+def nearest(
+    text: object, candidates: Collection[str], otherwise: str | None = None, most: int = 1, cutoff: float = 0.6
+) -> str:
+    """Returns the end of an error about a name that does not exist: the nearest that do, or ``otherwise``.
 
-    Without ``otherwise`` all candidates are listed where none is near.
+    Args:
+        otherwise: where none is near; without it all candidates are listed.
+        most, cutoff: how many are offered, and how near they are at least, from 0 to 1 (``difflib``).
 
     >>> nearest("pipelin", ["pipeline", "tensor"])
     "; did you mean 'pipeline'?"
     """
-    if near := difflib.get_close_matches(str(text), candidates, 1):
-        return f"; did you mean {near[0]!r}?"
+    if near := difflib.get_close_matches(str(text), candidates, most, cutoff):
+        return f"; did you mean {' or '.join(map(repr, near))}?"
     return f"; there are {', '.join(candidates)}" if otherwise is None else otherwise
