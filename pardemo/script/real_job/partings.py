@@ -82,7 +82,7 @@ class Partings:
     @property
     def parts(self) -> list[Parting]:
         """Returns the partings that are no repeats, the earliest first."""
-        return sorted((each for each in self.first.values() if not each.repeats), key=lambda each: each.begin_s)
+        return sorted((each for each in self.first.values() if not each.repeats), key=lambda parting: parting.begin_s)
 
 
 def find_partings(records: Mapping[int, RankRecord], rehearsal: Rehearsal, sizes: bool, numbered: bool) -> Partings:
@@ -165,7 +165,7 @@ class _Followed(NamedTuple):
     new: list[int]
 
 
-def _note(made: Partings, followed: _Followed, sizes: bool, numbered: bool) -> None:
+def _note(partings: Partings, followed: _Followed, sizes: bool, numbered: bool) -> None:
     """Notes what a rank's calls of one role have in another way than the rehearsal."""
     rank, beside, role, calls, expected, (places, edits, _), new = followed
     for call, place in zip(calls, places, strict=True):
@@ -179,20 +179,21 @@ def _note(made: Partings, followed: _Followed, sizes: bool, numbered: bool) -> N
         near = (each for each in edits if each.at <= new[0] < each.at + max(each.more, 1))
         edit = next(near, Edit(new[0], -1, 1, 0))
     at = max([edit.at, *new[:1]]) if edit.more else edit.at
+    missing = expected[edit.position] if edit.position >= 0 else None
     parting = Parting(
-        rank, role, at, calls[at] if edit.more else None, expected[edit.place] if edit.place >= 0 else None, beside,
+        rank, role, at, calls[at] if edit.more else None, missing, beside,
         calls[min(at, len(calls) - 1)].begin_s, repeats=not sizes and not new,
     )  # fmt: skip
-    earlier = made.first.get(rank)
+    earlier = partings.first.get(rank)
     if earlier is None or (parting.repeats, parting.begin_s) < (earlier.repeats, earlier.begin_s):
-        made.first[rank] = parting
+        partings.first[rank] = parting
     different = [number for each in edits for number in range(each.at, each.at + each.more)]
     for number in different if sizes else [number for number in new if places[number] < 0]:
-        made.more.setdefault((calls[number].kind, role, calls[number].line), Traffic()).add(rank, calls[number])
+        partings.more.setdefault((calls[number].kind, role, calls[number].line), Traffic()).add(rank, calls[number])
     for each in edits if sizes else [edit] * bool(new):
-        for place in range(each.place, each.place + each.fewer):
+        for place in range(each.position, each.position + each.fewer):
             if (absent := expected[place]) is not None:
-                made.fewer.setdefault((absent.kind, role, absent.line), Traffic()).add(rank, absent)
+                partings.fewer.setdefault((absent.kind, role, absent.line), Traffic()).add(rank, absent)
 
 
 def parting_text(parting: Parting) -> str:

@@ -14,25 +14,26 @@ from pardemo.world.errors import ranks_text
 ROWS = 12
 
 
-def comparison_screen(made: JobComparison, folder: str) -> str:
+def comparison_screen(compared: JobComparison, folder: str) -> str:
     """Writes the report for a terminal; ``folder``: of the rehearsal."""
     read = [
         count_text(number, noun)
         for number, noun in (
-            (len(made.job.recorders), "flight recorder dump"), (len(made.job.traces), "trace"),
-            (len(made.job.memory), "memory snapshot"), (len(made.job.steps), "logged step"),
+            (len(compared.job.recorders), "flight recorder dump"), (len(compared.job.traces), "trace"),
+            (len(compared.job.memory), "memory snapshot"), (len(compared.job.steps), "logged step"),
         ) if number
     ]  # fmt: skip
-    by = "kinds, bytes and dtypes" if made.sizes else "kinds, however often they repeat (bytes and dtypes: --same-size)"
-    head = f"{', '.join(read)} beside {folder}, a rehearsal on {count_text(made.rehearsal.ranks, 'rank')}"
-    sections = [_first(made, by), _standstill(made), _not_predicted(made), _exposed(made), _waits(made), _memory(made),
-                _logged(made), _machine(made)]  # fmt: skip
+    without_sizes = "kinds, however often they repeat (bytes and dtypes: --same-size)"
+    by = "kinds, bytes and dtypes" if compared.sizes else without_sizes
+    head = f"{', '.join(read)} beside {folder}, a rehearsal on {count_text(compared.rehearsal.ranks, 'rank')}"
+    parts = (_standstill, _not_predicted, _exposed, _waits, _memory, _logged, _machine)
+    sections = [_first(compared, by), *(part(compared) for part in parts)]
     return report_screen(head, sections)
 
 
-def _first(made: JobComparison, by: str) -> Section:
+def _first(compared: JobComparison, by: str) -> Section:
     lines: list[Line] = []
-    for name, partings in made.partings.items():
+    for name, partings in compared.partings.items():
         roles = ", ".join(partings.compared) or "no group that both have"
         lines.append(f"{name}: {count_text(partings.calls, 'call')}, compared by {by}: {roles}")
         for ranks, parting in _same_place(partings.parts):
@@ -46,9 +47,9 @@ def _first(made: JobComparison, by: str) -> Section:
             lines.append(
                 f"not compared: {count_text(partings.unknown, 'call')} of groups whose ranks the files do not say"
             )
-    if not made.partings:
+    if not compared.partings:
         return Section("first", "First difference", "no file has calls: a flight recorder's dump or a trace does")
-    different = {rank for partings in made.partings.values() for rank in (each.rank for each in partings.parts)}
+    different = {rank for partings in compared.partings.values() for rank in (each.rank for each in partings.parts)}
     lead = f"{ranks_text(sorted(different))} of the job" if different else "none: every rank calls what was rehearsed"
     return Section("first", "First difference", lead, [Lines(lines)])
 
@@ -63,17 +64,17 @@ def _same_place(partings: Iterable[Parting]) -> list[tuple[list[int], Parting]]:
     return [(sorted(each.rank for each in group), group[0]) for group in by.values()]
 
 
-def _standstill(made: JobComparison) -> Section:
-    if made.standstill is None:
+def _standstill(compared: JobComparison) -> Section:
+    if compared.standstill is None:
         return Section("standstill", "Calls that are not over")
-    lines = made.standstill.details.splitlines()
-    return Section("standstill", "Calls that are not over", made.standstill.line, [Lines(lines, "p")])
+    lines = compared.standstill.details.splitlines()
+    return Section("standstill", "Calls that are not over", compared.standstill.line, [Lines(lines, "p")])
 
 
-def _not_predicted(made: JobComparison) -> Section:
+def _not_predicted(compared: JobComparison) -> Section:
     rows: list[tuple[str, ...]] = []
     leads = []
-    for name, partings in made.partings.items():
+    for name, partings in compared.partings.items():
         for how, traffic in (("not predicted", partings.more), ("left out", partings.fewer)):
             for (kind, role, line), calls in sorted(traffic.items(), key=lambda item: -item[1].nbytes):
                 ranks = ranks_text(sorted(calls.ranks)).split(" ", 1)[1]
@@ -85,14 +86,14 @@ def _not_predicted(made: JobComparison) -> Section:
     return Section("traffic", "Not predicted", "; ".join(leads), [Table(head, rows, most=ROWS)] if rows else [])
 
 
-def _exposed(made: JobComparison) -> Section:
-    timings = {rank: record.timing for rank, record in sorted(made.job.traces.items()) if record.timing}
+def _exposed(compared: JobComparison) -> Section:
+    timings = {rank: record.timing for rank, record in sorted(compared.job.traces.items()) if record.timing}
     rows, by = [], Counter[tuple[str, str]]()
     for rank, timing in timings.items():
         idle = timing.span - timing.computes - timing.exposed
         parts = (timing.span, timing.computes, timing.communicates, timing.exposed, idle)
         rows.append((str(rank), *(f"{1e3 * seconds:.1f}" for seconds in parts), f"{timing.overlap:.1%}"))
-        by.update(made.job.traces[rank].exposed_by())  # type: ignore[arg-type]
+        by.update(compared.job.traces[rank].exposed_by())  # type: ignore[arg-type]
     head = ("rank", "traced ms", "computes", "communicates", "exposed", "idle", "hidden")
     lines = [
         (kind or "–", line or "–", f"{1e3 * seconds:.1f}") for (kind, line), seconds in by.most_common() if seconds
@@ -106,11 +107,11 @@ def _exposed(made: JobComparison) -> Section:
     return Section("exposed", "Exposed communication", lead, [Table(head, rows, most=ROWS), *below])
 
 
-def _waits(made: JobComparison) -> Section:
-    if not made.waits:
+def _waits(compared: JobComparison) -> Section:
+    if not compared.waits:
         return Section("waits", "Who waits for whom")
-    name = TRACE if TRACE in made.waits and made.waits[TRACE].by_lengths else next(iter(made.waits))
-    waits = made.waits[name]
+    name = TRACE if TRACE in compared.waits and compared.waits[TRACE].by_lengths else next(iter(compared.waits))
+    waits = compared.waits[name]
     rows = []
     for rank in sorted({*waits.last, *waits.waited_s}):
         by = Counter(waits.waited_s.get(rank, {}))
@@ -127,8 +128,8 @@ def _waits(made: JobComparison) -> Section:
     return Section("waits", "Who waits for whom", lead, [Table(head, rows, most=ROWS)])
 
 
-def _memory(made: JobComparison) -> Section:
-    memory = made.memory
+def _memory(compared: JobComparison) -> Section:
+    memory = compared.memory
     if memory is None:
         return Section("memory", "Memory")
     rows = []
@@ -140,8 +141,8 @@ def _memory(made: JobComparison) -> Section:
     return Section("memory", "Memory", lead, [Table(("kind", "planned", "job", "beyond"), rows)])
 
 
-def _logged(made: JobComparison) -> Section:
-    logged, parts = made.logged, []
+def _logged(compared: JobComparison) -> Section:
+    logged, parts = compared.logged, []
     for name, text, unit in (
         ("steps", "{:.0f} steps", 1.0), ("step_s", "{:.4g} s each (median)", 1.0),
         ("slowest_s", "the slowest {:.4g} s", 1.0), ("memory_bytes", "{:.4g} GiB at most", 2**30),
@@ -151,17 +152,17 @@ def _logged(made: JobComparison) -> Section:
     ):  # fmt: skip
         if (value := logged.get(name)) is not None:
             parts.append(text.format(value / unit))
-    if made.rehearsal.step_s and logged.get("step_s"):
-        parts.append(f"{made.rehearsal.step_s:.4g} s a step were predicted")
+    if compared.rehearsal.step_s and logged.get("step_s"):
+        parts.append(f"{compared.rehearsal.step_s:.4g} s a step were predicted")
     return Section("log", "The log", ", ".join(parts))
 
 
-def _machine(made: JobComparison) -> Section:
+def _machine(compared: JobComparison) -> Section:
     rows = [
         (rate.kind, "between nodes" if rate.between else "inside a node", f"{rate.bytes_per_s / 1e9:.3g}",
-         str(rate.collectives)) for rate in made.rates
+         str(rate.collectives)) for rate in compared.rates
     ]  # fmt: skip
-    flops = made.product_flops
+    flops = compared.product_flops
     parts = [f"large matrix multiplications reach {flops / 1e12:.4g} TFLOP/s"] if flops else []
     parts += ["collectives reach, over each link"] if rows else []
     table = [Table(("collective", "where", "GB/s", "of"), rows)] if rows else []

@@ -32,10 +32,10 @@ class Expected:
 
 
 class Edit(NamedTuple):
-    """A difference: the job has ``more`` calls from ``at`` on, and the rehearsal ``fewer`` others from ``place`` on."""
+    """A difference: the job has ``more`` calls from ``at`` on, the rehearsal ``fewer`` others from ``position`` on."""
 
     at: int
-    place: int
+    position: int
     more: int
     fewer: int
 
@@ -69,7 +69,7 @@ def align(calls: Sequence[LoggedCall], expected: Expected, fits: Fits, from_star
     if not calls or not expected.places:
         return best
     agreeing = {start: _agreeing(calls, expected, fits, start) for start in starts}
-    for start in sorted(agreeing, key=lambda place: -agreeing[place])[:_CANDIDATES]:
+    for start in sorted(agreeing, key=lambda start: -agreeing[start])[:_CANDIDATES]:
         made = _follow(calls, expected, fits, start, best.cost)
         if made is not None:
             best = made
@@ -107,8 +107,8 @@ def _agreeing(calls: Sequence[LoggedCall], expected: Expected, fits: Fits, start
     return sum(fitting) + next((number for number, fit in enumerate(fitting) if not fit), len(fitting))
 
 
-def _fit(calls: Sequence[LoggedCall], expected: Expected, fits: Fits, number: int, place: int) -> bool:
-    there = expected[place]
+def _fit(calls: Sequence[LoggedCall], expected: Expected, fits: Fits, number: int, position: int) -> bool:
+    there = expected[position]
     return there is not None and fits(calls[number], there)
 
 
@@ -131,7 +131,7 @@ def _follow(calls: Sequence[LoggedCall], expected: Expected, fits: Fits, start: 
 
 
 def _difference(
-    calls: Sequence[LoggedCall], expected: Expected, fits: Fits, number: int, place: int, before: int
+    calls: Sequence[LoggedCall], expected: Expected, fits: Fits, number: int, position: int, before: int
 ) -> tuple[int, int]:
     """Returns how many calls of the job and of the rehearsal to pass over, as few as can be, until both agree again."""
     left = len(calls) - number
@@ -144,7 +144,7 @@ def _difference(
         (far if before < _SOME else [], 4),
     ):  # what is near may agree by little: each step may have its difference
         agreeing = [
-            (_agreement(calls, expected, fits, number + more, place + fewer), more, fewer) for more, fewer in sides
+            (_agreement(calls, expected, fits, number + more, position + fewer), more, fewer) for more, fewer in sides
         ]
         score, more, fewer = max(
             ((n - 2 * max(more, fewer), more, fewer) for n, more, fewer in agreeing if n >= min(least, left - more)),
@@ -155,7 +155,7 @@ def _difference(
     return left, 0
 
 
-def _agreement(calls: Sequence[LoggedCall], expected: Expected, fits: Fits, number: int, place: int) -> int:
+def _agreement(calls: Sequence[LoggedCall], expected: Expected, fits: Fits, number: int, position: int) -> int:
     """Counts the calls that fit one after the other from here on, as far as is looked."""
     ahead = range(min(_FURTHEST, len(calls) - number))
-    return next((n for n in ahead if not _fit(calls, expected, fits, number + n, place + n)), len(ahead))
+    return next((n for n in ahead if not _fit(calls, expected, fits, number + n, position + n)), len(ahead))

@@ -41,7 +41,7 @@ def first_wrong(versions: Sequence[str], judge: Callable[[str], str]) -> tuple[s
         if not left:
             return versions[low] if low >= 0 else "", versions[high]
         middle = (low + high) / 2
-        at = min(left, key=lambda place: abs(place - middle))
+        at = min(left, key=lambda number: abs(number - middle))
 
 
 def since_release(script: Path, ranks: tuple[int, int], package: str, since: str, note: Callable[[str], None]) -> str:

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pardemo import options, project
+from pardemo import argument_checks, project
 from pardemo.termination import ends_in_order
 
 #: Where reproductions are written unless ``--out`` says it; what a search writes there.
@@ -70,14 +70,13 @@ def run_search(arguments: argparse.Namespace) -> int:
 
         print(recipes.recipes_text())
         return 0
-    options.at_least(arguments, 1, "ranks", "samples")
+    argument_checks.at_least(arguments, 1, "ranks", "samples")
     if arguments.since is None and (arguments.package or arguments.clone):
         raise ValueError("--package and --clone say where --since looks: say --since, as 2.11 or a commit")
     if arguments.since is not None and not (arguments.package or arguments.clone or arguments.recipe):
         raise ValueError("--since needs --package NAME, for its releases, or --clone DIR, for its commits")
     minutes = MINUTES if arguments.minutes is None else arguments.minutes
-    if not minutes > 0:
-        raise ValueError(f"--minutes must be above 0, not {minutes:g}")
+    argument_checks.above_zero(minutes, "--minutes")
     asked = _asked(arguments)
     out = _out_folder(arguments.out or OUT)
     from pardemo.script.compare.runs import RunOptions

@@ -30,7 +30,7 @@ def on_cpu() -> None:
     torch.Tensor.type = lambda self, *to, **how: plain_type(self, *to, **how) if to else "torch.cuda.FloatTensor"
     for name in ("zeros", "ones", "empty", "tensor"):  # device="cuda" is the CPU
         made = getattr(torch, name)
-        setattr(torch, name, lambda *a, _made=made, **k: _made(*a, **{**k, "device": "cpu"} if "device" in k else k))
+        setattr(torch, name, lambda *a, _f=made, **k: _f(*a, **{**k, "device": "cpu"} if "device" in k else k))
 
 
 class Core(DotProductAttention):
@@ -57,11 +57,11 @@ def whole_name(part: torch.nn.Module, name: str, tied: bool) -> str:
 
 
 @torch.no_grad()
-def fill(name: str, parameter: torch.nn.Parameter, cut: int, size: int, place: int, gated: bool) -> None:
+def fill(name: str, parameter: torch.nn.Parameter, cut: int, size: int, part: int, gated: bool) -> None:
     """Gives a parameter its part of values that depend on the name and on the whole shape alone.
 
     Args:
-        cut: the axis along which it is one of ``size`` parts, the ``place``-th; below 0 where it is whole.
+        cut: the axis along which it is one of ``size`` parts, the ``part``-th; below 0 where it is whole.
     """
     shape = list(parameter.shape)
     if cut >= 0:
@@ -72,7 +72,7 @@ def fill(name: str, parameter: torch.nn.Parameter, cut: int, size: int, place: i
     if gated and "linear_fc1" in name:  # each rank has its part of the gates, then of the others
         gates, others = (half.chunk(size) for half in full.chunk(2))
         full = torch.cat([part for pair in zip(gates, others, strict=True) for part in pair])
-    parameter.copy_(full.chunk(size, cut)[place] if cut >= 0 else full)
+    parameter.copy_(full.chunk(size, cut)[part] if cut >= 0 else full)
 
 
 def cut_of(parameter: torch.nn.Parameter) -> int:
