@@ -2,11 +2,14 @@
 
 import contextlib
 import json
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from conftest import fenced
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -280,6 +283,17 @@ def test_a_folder_with_other_things_is_refused_before_anything_runs(tmp_path, ca
     (tmp_path / "thesis.tex").write_text("dear", encoding="utf-8")
     assert main(["prove", "--search", "--out", str(tmp_path), "--", str(SCRIPT)]) == 2
     assert "has other things in it, as thesis.tex" in capsys.readouterr().err
+
+
+@pytest.mark.nightly
+def test_the_example_prints_what_the_page_shows(tmp_path):
+    command, printed = fenced("example of a search", (ROOT / "docs" / "prove.md").read_text(encoding="utf-8"))
+    (tmp_path / "tests").symlink_to(ROOT / "tests")
+    words = shlex.split(command.replace("\\\n", " "))
+    run = subprocess.run([sys.executable, "-m", *words], cwd=tmp_path, capture_output=True, text=True, timeout=500)
+    assert run.returncode == 1, run.stderr
+    without_seconds = [re.sub(r"in \d+ s$", "", text, flags=re.MULTILINE) for text in (run.stdout, printed)]
+    assert without_seconds[0] == without_seconds[1]
 
 
 @pytest.mark.nightly
