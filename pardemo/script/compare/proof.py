@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from pardemo.script.compare import across_layouts, run_layouts, runs
+from pardemo.script.compare import across_layouts, replayed_inputs, run_layouts, runs
 from pardemo.script.compare.comparison import LayoutComparison, compare_layout
 from pardemo.script.compare.differences import Finding
 from pardemo.script.compare.multiplied import counted_by_each_rank
@@ -100,6 +100,7 @@ def _proof(layouts: Sequence[RunLayout], options: RunOptions, folder: str) -> Pr
         truth.noise = noise_between(truth, rounded)
     proof = Proof(list(layouts), steps=reference.steps, asked=options.steps, tolerance=tolerance)
     proof.parameters = len(truth.whole[0].before)
+    proof.replayed = options.feeding is not None
     proof.rounded = short
     proof.notes += reference.records[0].notes
     if options.sketched:
@@ -107,16 +108,18 @@ def _proof(layouts: Sequence[RunLayout], options: RunOptions, folder: str) -> Pr
     left_open: dict[str, across_layouts.UnexplainedGradients] = {}
     steps: dict[str, list[Sequence[Step]]] = {}
     for number, layout in enumerate(layouts[1:], 1):
-        place = Path(folder, str(number))
+        place, run = Path(folder, str(number)), Run(layout)
         try:
             run = runs.run_layout(layout, options, place)
             steps[layout.name] = [record.steps for record in run.records]
             compared = _compare_one(truth, run, options, place)
         except ProveError as error:
             proof.failed[layout.name], proof.details[layout.name] = str(error), error.details
+            proof.notes += replayed_inputs.replay_notes(run, options.steps)
             continue
         finally:
             shutil.rmtree(place, ignore_errors=True)
+        proof.notes += replayed_inputs.replay_notes(run, compared.steps)
         proof.ran[layout.name] = LayoutSteps(
             min(options.steps, *(len(record.steps) for record in run.records)), compared.steps, compared.not_compared
         )
@@ -175,6 +178,7 @@ def _compare_one(truth: Reference, other: Run, options: RunOptions, place: Path)
         raise ProveError(f"{other.layout.name} took no step of an optimizer after a backward pass")
     require_hashed_samples(other)
     compared = compare_layout(truth, other)
+    replayed_inputs.judge_replay(other, compared)
     _require_same_draws(truth.run, other, compared)
     compared.in_part = _partial_reason(truth.run, other)
     if options.sketched and (compared.findings or compared.unmatched):

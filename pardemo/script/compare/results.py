@@ -37,7 +37,7 @@ class Proof:
     ``files``: where they were written, in the folder of ``--out``. ``asked``: how many steps were to be compared.
     ``rounded``: short types in which the reference computes, by whose rounding tolerances were found. ``lines``: of
     each finding the line of the script that does what is wrong, as ``train.py:31``, seen from the working folder.
-    ``ran``: of each layout that could be compared, its steps.
+    ``ran``: of each layout that could be compared, its steps. ``replayed``: whether all were fed recorded inputs.
     """
 
     layouts: list[RunLayout]
@@ -55,6 +55,7 @@ class Proof:
     rounded: list[str] = field(default_factory=list)
     lines: dict[Finding, str] = field(default_factory=dict)
     ran: dict[str, LayoutSteps] = field(default_factory=dict)
+    replayed: bool = False
 
     @property
     def equal(self) -> bool:
@@ -85,7 +86,7 @@ class Proof:
                 for finding in self.findings
             ],
             "steps": self.steps, "asked": self.asked, "parameters": self.parameters, "tolerance": self.tolerance,
-            "notes": self.notes,
+            "notes": self.notes, "replayed": self.replayed,
         }  # fmt: skip
 
 
@@ -141,13 +142,14 @@ def reference_text(proof: Proof) -> str:
 
 def proof_verdict(proof: Proof) -> str:
     """Returns the verdict on all layouts."""
+    on = ", on recorded inputs" if proof.replayed else ""
     if proof.findings:
-        return "different"
+        return f"different{on}"
     if proof.failed:
         return "not compared: see what is said of each layout that has a ?"
     if proof.rounded:
-        return f"equal, to what rounding to {' and '.join(proof.rounded)} moves of each parameter in the reference"
-    return f"equal, to {proof.tolerance:.0e} of what is compared"
+        return f"equal, to what rounding to {' and '.join(proof.rounded)} moves of each parameter in the reference{on}"
+    return f"equal, to {proof.tolerance:.0e} of what is compared{on}"
 
 
 def finding_blocks(finding: Finding, tensors: Line = "") -> list[Block]:
