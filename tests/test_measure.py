@@ -148,7 +148,7 @@ def test_gradients_that_are_summed_too_often(accumulated):
     once = communication.ring_all_reduce(4 * PARAMETERS, 2).sent
     (row,) = rows_of(accumulated, "all-reduce")
     line = 1 + next(n for n, text_ in enumerate(DDP.splitlines()) if "here gradients" in text_)
-    assert (row.line, row.place.phase, row.bytes, row.expected_bytes) == (f"ddp.py:{line}", "backward", 3 * once, once)
+    assert (row.line, row.site.phase, row.bytes, row.expected_bytes) == (f"ddp.py:{line}", "backward", 3 * once, once)
     (kind,) = accumulated.parallelism
     assert (kind.kind, kind.ranks, kind.wraps) == ("DDP", (0, 1), ("Sequential",))
     assert accumulated.micro_batches == 3
@@ -414,7 +414,7 @@ def test_where_tensors_of_the_peak_come_from():
     assert kinds["logits"] >= 2 * 64 * 3000 * 4, "they, and the logarithms of their softmax"
     kind, largest = alive[0]
     assert (kind, largest.shape, largest.dtype) == ("logits", (64, 3000), "float32")
-    assert largest.place.line.startswith("test_measure.py:")
+    assert largest.site.line.startswith("test_measure.py:")
 
 
 def test_memory_that_was_given_back_and_taken_again_was_there_each_time():

@@ -27,9 +27,9 @@ from pardemo.tables import amount
 WHOLE = 8_000_000
 
 
-def row(kind="all-reduce", nbytes=0.0, ranks=(0, 1), calls=1.0, dtype="float32", shapes=((1000,),), **place):
-    where = CallSite(**({"line": "train.py:9", "module": "", "phase": "backward"} | place))
-    return Row(kind, ranks, calls, nbytes, where, dtype, shapes)
+def row(kind="all-reduce", nbytes=0.0, ranks=(0, 1), calls=1.0, dtype="float32", shapes=((1000,),), **site):
+    call_site = CallSite(**({"line": "train.py:9", "module": "", "phase": "backward"} | site))
+    return Row(kind, ranks, calls, nbytes, call_site, dtype, shapes)
 
 
 def explained(

@@ -95,7 +95,7 @@ def run(tmp_path, source, *arguments, ranks=2):
 
 
 def told(measured, kind, phase, **more):
-    rows = [row for row in measured.collectives if row.kind == kind and row.place.phase == phase]
+    rows = [row for row in measured.collectives if row.kind == kind and row.site.phase == phase]
     return [row for row in rows if all(getattr(row, name) == value for name, value in more.items())]
 
 
@@ -138,7 +138,7 @@ def test_layers_that_each_sum_the_gradient_of_one_input(tmp_path):
 def test_recomputation_sums_again(tmp_path):
     measured = run(tmp_path, TENSOR_PARALLEL, "recompute")
     assert met(told(measured, "all-reduce", "forward")) == 3 * ACTIVATION
-    again = [row for row in told(measured, "all-reduce", "backward") if row.place.repeated]
+    again = [row for row in told(measured, "all-reduce", "backward") if row.site.repeated]
     for row in again:
         assert row.why.startswith("outputs of row-cut layers, summed, again: the forward is recomputed"), row
     assert not any("not known" in row.why for row in measured.collectives)

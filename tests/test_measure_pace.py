@@ -103,8 +103,8 @@ def exchange(number, operations=0, waits=False, after=()):
 
 
 def call(number=0, ranks=(0, 1), kind="all-reduce", nbytes=100, group="world"):
-    place = CallSite("a.py:1", "", "")
-    return Call(kind, ranks, number, group, nbytes, (), "float32", *place[:3], 1, 0.0, place=place)
+    site = CallSite("a.py:1", "", "")
+    return Call(kind, ranks, number, group, nbytes, (), "float32", *site[:3], 1, 0.0, site=site)
 
 
 def played(programs, calls, exchange_s=2.0, launch_s=0.0):

@@ -52,7 +52,7 @@ def seen_by(rank, parallelisms=(), world=(0, 1), wire=True):
         begin = cuts[step - 1].at_s + (0.3 if rank == 0 else 0.2)
         calls.append(
             Call("all-reduce", world, number, "0", 1000, (10, 25), "float32", *FORWARD[:3], step, begin,
-                 end_s=cuts[step - 1].at_s + 0.5, place=FORWARD, sent=50.0, gloo_bytes=50.0, shapes=((10, 25),))
+                 end_s=cuts[step - 1].at_s + 0.5, site=FORWARD, sent=50.0, gloo_bytes=50.0, shapes=((10, 25),))
         )  # fmt: skip
     kinds = {"parameters": 4 * MB, "activations": 3 * MB, "gradients": 4 * MB}
     largest = [
@@ -275,7 +275,7 @@ def test_a_receiver_waits_for_its_sender_until_it_sends_and_for_bytes_from_then_
             begin = one.cuts[step - 1].at_s + (0.5 if one.rank == 0 else 0.1)
             kind = "send" if one.rank == 0 else "receive"
             one.calls.append(
-                Call(kind, (0, 1), number, "0", 9, (9,), "float32", *FORWARD[:3], step, begin, place=FORWARD, sent=9.0,
+                Call(kind, (0, 1), number, "0", 9, (9,), "float32", *FORWARD[:3], step, begin, site=FORWARD, sent=9.0,
                      gloo_bytes=9.0)
             )  # fmt: skip
             if one.rank == 1:

@@ -361,4 +361,4 @@ def test_an_engine_that_returns_no_module_or_fails():
         r"the training: rank 0 raised KeyError: 'absent', at test_prove_bad_input.py:\d+",
         made.failed["ranks=2 engine=absent"],
     )
-    assert "Traceback" in made.details["ranks=2 engine=absent"]
+    assert "Traceback" in next(one.details for one in made.layouts if one.name == "ranks=2 engine=absent")

@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pardemo.script.compare import across_layouts, checks, findings, gradient_causes
-from pardemo.script.compare.across_layouts import UnexplainedGradients
-from pardemo.script.compare.differences import ComparedOutput, Finding, StepComparison
+from pardemo.script.compare.differences import ComparedOutput, Finding, StepComparison, UnexplainedGradients
 from pardemo.script.compare.findings import clipping_sentence
 from pardemo.script.compare.pairs import compare_pair
 from pardemo.script.compare.parameter_map import Part, map_parameters
+from pardemo.script.compare.results import LayoutResult
 from pardemo.script.compare.run_layouts import RunLayout, distinct_digits
+from pardemo.script.compare.step_pair import StepPair
 from pardemo.script.record.rank_record import LossCall, Mask, MicroBatch, ParameterShard, Step
 
 TOLERANCE = 1e-9
@@ -379,9 +380,20 @@ TWO = [RunLayout(2, {"ranks": 2, "tp": 2}), RunLayout(4, {"ranks": 4, "tp": 4})]
 PART = drawn(6, 4, seed=14)
 
 
+def explained_across(cases, layouts=TWO):
+    """The causes of what layouts leave open, when they are compared with one another."""
+    results = [
+        LayoutResult(layout, findings=[case.finding], left_open=case)
+        for layout, case in zip(layouts, cases, strict=True)
+    ]
+    across_layouts.explain_across(results)
+    return [finding.cause for result in results for finding in result.findings]
+
+
 def together(shares, **more):
-    left = {one.name: left_open(one.name, PART, share, **more) for one, share in zip(TWO, shares, strict=True)}
-    return [one.cause for one in across_layouts.explain_across([one.finding for one in left.values()], left, TWO)]
+    return explained_across(
+        [left_open(layout.name, PART, share, **more) for layout, share in zip(TWO, shares, strict=True)]
+    )
 
 
 def test_a_part_of_the_gradient_counted_for_each_rank():
@@ -393,17 +405,14 @@ def test_a_part_of_the_gradient_counted_for_each_rank():
 
 def test_differences_that_are_not_the_same_tensor_are_not_explained_together():
     first, second = left_open(TWO[0].name, PART, 1), left_open(TWO[1].name, drawn(6, 4, seed=15), 3)
-    left = {TWO[0].name: first, TWO[1].name: second}
-    assert [one.cause for one in across_layouts.explain_across([first.finding, second.finding], left, TWO)] == ["", ""]
+    assert explained_across([first, second]) == ["", ""]
 
 
 def test_a_layout_in_which_that_number_is_1_has_to_be_right():
     alone = RunLayout(2, {"ranks": 2, "accumulate": 2})
     layouts = [RunLayout(4, {"ranks": 4, "tp": 2, "dp": 2}), RunLayout(4, {"ranks": 4, "tp": 4, "dp": 1}), alone]
-    left = {one.name: left_open(one.name, PART, share) for one, share in zip(layouts, (1, 3, 1), strict=True)}
-    assert all(
-        one.cause == "" for one in across_layouts.explain_across([one.finding for one in left.values()], left, layouts)
-    )
+    cases = [left_open(layout.name, PART, share) for layout, share in zip(layouts, (1, 3, 1), strict=True)]
+    assert explained_across(cases, layouts) == ["", "", ""]
 
 
 # --- outputs
@@ -527,6 +536,6 @@ def test_masks(what):
     run = SimpleNamespace(
         records=[SimpleNamespace(steps=[step]) for step in steps], layout=SimpleNamespace(name="ranks=2")
     )
-    found = checks.mask_findings(run, 0)
+    found = checks.mask_findings(StepPair(None, run, 0))
     assert [(one.cause, one.why.rpartition(" draw ")[0]) for one in found] == wanted
     assert {one.module for one in found} <= {"layers.0.drop"}

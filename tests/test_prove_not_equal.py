@@ -376,7 +376,7 @@ def test_the_manual_and_double_are_named_beside_the_verdict(proof, capsys):
     from pardemo import cli
 
     made = proof(MIXED, ("ranks=1 times=1.0", "ranks=2 times=1.5"), "times={times}", double=False)
-    script = made.layouts[0].line[0]
+    script = made.layouts[0].layout.line[0]
     line = ["prove", "--layout", "ranks=1 times=1.0", "--layout", "ranks=2 times=2.0", "--", script, "times={times}"]
     assert cli.main(line) == 1
     printed = capsys.readouterr()

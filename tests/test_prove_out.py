@@ -24,7 +24,7 @@ from pardemo import cli, project
 from pardemo.script.compare import differences, module_map, runs
 from pardemo.script.compare.differences import ComparedOutput, Finding
 from pardemo.script.compare.module_map import DIFFERENT, EQUAL, NOT_COMPARED, NOTHING, Cell, ModelMap, ModuleRow
-from pardemo.script.compare.results import Proof
+from pardemo.script.compare.results import LayoutResult, Proof
 from pardemo.script.compare.run_layouts import RunLayout
 from pardemo.script.record.rank_record import ModuleCall, ParameterShard, RankRecord, Step
 from pardemo.script.report import annotations, model_map, proof_page
@@ -39,12 +39,13 @@ def layout(name, *line):
     return RunLayout(values["ranks"], values, line)
 
 
-def proof(*findings, rows=(), kept=None, failed=None, notes=(), name="ranks=4 batch=2"):
-    layouts = [layout("ranks=1 batch=8", "train.py"), layout(name, "train.py", "--batch", "2")]
+def proof(*findings, rows=(), error="", notes=(), name="ranks=4 batch=2"):
     of_map = ModelMap(1, tuple(rows), {"forward": (3, 4), "gradient": (2, 2), "update": (2, 2)})
-    return Proof(
-        layouts, list(findings), failed or {}, {}, list(notes), 3, 5, 1e-9, {name: of_map}, kept or {}
-    )  # fmt: skip
+    results = [
+        LayoutResult(layout("ranks=1 batch=8", "train.py"), steps_run=3),
+        LayoutResult(layout(name, "train.py", "--batch", "2"), error, findings=list(findings), model=of_map),
+    ]
+    return Proof(results, list(notes), parameters=5, tolerance=1e-9)
 
 
 def finding(cause="", parameters=("head.weight",), module="head", why="nobody here knows why", **more):
@@ -159,10 +160,9 @@ def test_a_state_is_a_sign_too():
 def test_what_comes_from_a_script_is_never_markup():
     bad = replace(finding("sum-for-mean", (EVIL,), EVIL, EVIL), layout=f"ranks=4 batch={EVIL}".replace(" src=x ", ""))
     made = proof(rows=[ModuleRow(EVIL, EVIL, (Cell(EQUAL), Cell(DIFFERENT), Cell(NOT_COMPARED)))], notes=[EVIL])
-    made.findings.append(replace(bad, layout=made.layouts[1].name))
-    made.layouts[1] = replace(made.layouts[1], line=(EVIL,))
-    made.failed["ranks=2 batch=4"] = EVIL
-    made.layouts.append(layout("ranks=2 batch=4"))
+    made.layouts[1].findings.append(replace(bad, layout=made.layouts[1].name))
+    made.layouts[1].layout = replace(made.layouts[1].layout, line=(EVIL,))
+    made.layouts.append(LayoutResult(layout("ranks=2 batch=4"), EVIL))
     html = proof_page.proof_page(made, EVIL)
     read = Tags(html)
     assert not {"img", "script"} & set(read.tags)
@@ -181,8 +181,10 @@ def test_the_page_asks_nothing_of_a_network_and_its_links_lead_somewhere():
 
 
 def test_the_verdict_has_a_line_and_a_link_for_each_layout():
-    made = proof(finding(), failed={"ranks=2 batch=4": "rank 1 raised"})
-    made.layouts += [layout("ranks=2 batch=4"), layout("ranks=8 batch=1")]
+    made = proof(finding())
+    made.layouts += [
+        LayoutResult(layout("ranks=2 batch=4"), "rank 1 raised"), LayoutResult(layout("ranks=8 batch=1"))
+    ]  # fmt: skip
     shown = proof_page.proof_page(made, "train.py").partition("<h2")[2].partition("</section>")[0]
     assert re.findall(r'">(.)</strong> <a href="#(layout-\d)">(.*?)</a>: (\w+ \w+)', shown) == [
         ("✗", "layout-1", "ranks=4 batch=2", "step 1"),
@@ -199,7 +201,7 @@ def test_what_was_not_looked_at_is_said():
     assert says(text, "3", "4", "gradients", "2", "2")
     assert says(text, "Trains", "reference")
     assert "wrong" not in text
-    html = proof_page.proof_page(proof(failed={"ranks=4 batch=2": "rank 1 raised"}), "train.py")
+    html = proof_page.proof_page(proof(error="rank 1 raised"), "train.py")
     assert "Rank 1 raised." in html
     assert "trains as" not in html
 
@@ -212,17 +214,18 @@ def test_tensors_of_what_nobody_explains_are_kept(monkeypatch):
     made = comparison(of(G, versions[0], "head.weight", versions), of(G, 2 * G, "head.bias"))
     run = SimpleNamespace(records=[SimpleNamespace(steps=[Step(pieces=[ParameterShard("head.weight", (6, 4))])])])
     known, unknown = finding("sum-for-mean", ("head.bias",)), finding("", ("head.weight", "head.bias"))
-    kept = differences.kept_tensors([known, unknown], made, run)
-    assert list(kept) == [unknown]
-    assert set(kept[unknown].tensors) == {
+    explained, open_ = differences.with_tensors([known, unknown], made, run)
+    assert explained.tensors is None
+    assert set(open_.tensors.tensors) == {
         *(f"gradient/head.weight/{one}" for one in ("reference", "layout", "rank 0", "rank 1")),
         *(f"gradient/head.bias/{one}" for one in ("reference", "layout")),
     }
-    assert kept[unknown].sketches == ("head.bias",), "the whole has another shape"
+    assert open_.tensors.sketches == ("head.bias",), "the whole has another shape"
+    assert open_.explained("loss", "it is the loss").tensors is None, "it is known by now"
     monkeypatch.setattr(differences, "MOST_BYTES", 2 * G.nbytes)
-    kept = differences.kept_tensors([unknown], made, run)
-    assert kept[unknown].left_out == ("head.weight",)
-    assert len(kept[unknown].tensors) == 2
+    (open_,) = differences.with_tensors([unknown], made, run)
+    assert open_.tensors.left_out == ("head.weight",)
+    assert len(open_.tensors.tensors) == 2
 
 
 def test_outputs_of_what_nobody_explains_are_kept():
@@ -233,7 +236,7 @@ def test_outputs_of_what_nobody_explains_are_kept():
     ]
     unknown = replace(finding("", (), "up"), what="forward")
     run = SimpleNamespace(records=[SimpleNamespace(steps=[Step()])])
-    tensors = differences.kept_tensors([unknown], made, run)[unknown].tensors
+    tensors = differences.with_tensors([unknown], made, run)[0].tensors.tensors
     assert {key.rpartition("/")[0] for key in tensors} == {
         "output/up/rank 0/0", "output/up/rank 0/1", "output/up/rank 1/0",
     }  # fmt: skip
@@ -243,7 +246,7 @@ def test_outputs_of_what_nobody_explains_are_kept():
 def written(tmp_path, **more):
     unknown = finding()
     tensors = {"gradient/head.weight/reference": G, "gradient/head.weight/layout": G.t()}
-    made = proof(finding("sum-for-mean"), unknown, kept={unknown: differences.Kept(tensors, **more)})
+    made = proof(finding("sum-for-mean"), replace(unknown, tensors=differences.KeptTensors(tensors, **more)))
     proof_page.write_proof(tmp_path, made, "train.py")
     return made, tensors
 
@@ -376,8 +379,8 @@ def test_an_annotation_stands_at_the_line_that_json_says(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sub").mkdir()
     found = finding("sum-for-mean", why="100 % of it,\nsummed")
-    made = proof(found, finding("", module=""), failed={"ranks=4 batch=2": "ended with 1, at train.py:9"})
-    made.lines = {found: "sub/train.py:31"}
+    located = replace(found, line="sub/train.py:31")
+    made = proof(located, finding("", module=""), error="ended with 1, at train.py:9")
     told = annotations.annotations(as_json(made), "sub/train.py", tmp_path)
     first = (
         "::error file=sub/train.py,line=31,title=pardemo prove%2C ranks=4 batch=2::step 1, gradients (× 2), first at "
@@ -399,7 +402,7 @@ def test_junit_has_a_case_for_each_layout_and_what_xml_cannot_hold_is_left_out()
     assert EVIL in case.find("failure").text
     equal = annotations.junit(as_json(proof()), "train.py", Path())
     assert (equal.get("failures"), len(list(equal.iter("testcase")))) == ("0", 1)
-    failed = annotations.junit(as_json(proof(failed={"ranks=4 batch=2": "it hung"})), "train.py", Path())
+    failed = annotations.junit(as_json(proof(error="it hung")), "train.py", Path())
     assert failed.find("testsuite/testcase/error").get("message") == "it hung"
 
 

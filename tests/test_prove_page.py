@@ -21,6 +21,8 @@ PROVE = project.PACKAGE / "script"
 PAGE = (ROOT / "docs" / "prove.md").read_text(encoding="utf-8")
 #: Modules that make findings.
 MODULES = "findings gradient_causes initial_parameters across_layouts checks samples comparison"
+#: What makes findings, and which of its arguments is the cause.
+CAUSE_ARGUMENT = {"Finding": 3, "step_pair.finding": 1, "_finding": 2, "_update_finding": 2, "_cause": 0}
 MAKERS = [PROVE / "compare" / f"{name}.py" for name in MODULES.split()]
 
 
@@ -51,7 +53,7 @@ def texts(node: ast.expr | None) -> Iterator[str]:
 def named_by(node: ast.AST) -> Iterator[str]:
     """Texts that stand where a cause's name does: an argument of a finding's or a cause's, what is returned."""
     if isinstance(node, ast.Call):
-        place = {"Finding": 3, "_finding": 2, "_update_finding": 2, "_cause": 0}.get(ast.unparse(node.func))
+        place = CAUSE_ARGUMENT.get(ast.unparse(node.func))
         yield from texts(node.args[place]) if place is not None and len(node.args) > place else ()
         for keyword in node.keywords:
             yield from texts(keyword.value) if keyword.arg == "cause" else ()

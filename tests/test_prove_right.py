@@ -12,9 +12,10 @@ from zoo.right import run
 
 from pardemo import prove
 from pardemo.script.compare import checks
-from pardemo.script.compare.results import Proof
+from pardemo.script.compare.results import LayoutResult, Proof
 from pardemo.script.compare.run_layouts import RunLayout
 from pardemo.script.compare.runs import ProveError
+from pardemo.script.compare.step_pair import StepPair
 from pardemo.script.record.rank_record import Step
 
 RIGHT = Path(__file__).resolve().parent / "zoo" / "right"
@@ -80,7 +81,8 @@ def test_a_layout_that_brings_prove_down_is_counted_and_the_others_of_its_proof_
     def proven(model, chosen, double):
         if layouts[2] in chosen:
             raise ProveError("no")
-        return Proof([RunLayout(1, {}, ()), *(RunLayout(one["ranks"], one, ()) for one in chosen)])
+        wanted = [RunLayout(1, {}, ()), *(RunLayout(one["ranks"], one, ()) for one in chosen)]
+        return Proof([LayoutResult(layout) for layout in wanted])
 
     monkeypatch.setattr(run, "proven", proven)
     counts = run.Counts(31)
@@ -243,8 +245,11 @@ def test_steps_that_some_ranks_skip():
         records = [SimpleNamespace(steps=[Step(scales=[8.0], skipped=one)]) for one in skipped]
         return SimpleNamespace(records=records, layout=SimpleNamespace(name="ranks=2"))
 
-    assert says(checks.scale_findings(run(0), run(0, 1), 0)[0].why, "1", "others", "0")
-    assert checks.scale_findings(run(1), run(1, 1), 0) == []
+    def findings(reference, layout):
+        return checks.scale_findings(StepPair(SimpleNamespace(run=reference), layout, 0))
+
+    assert says(findings(run(0), run(0, 1))[0].why, "1", "others", "0")
+    assert findings(run(1), run(1, 1)) == []
 
 
 def test_steps_that_are_skipped_are_skipped_in_the_example():

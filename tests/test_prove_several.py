@@ -115,7 +115,7 @@ def test_columns_as_in_gpt_2():
     reference = parameters(3, {"q.weight": (4, 6), "k.weight": (4, 6), "v.weight": (4, 6), "out.weight": (6, 6)})
     value = torch.cat([reference[f"{kind}.weight"][:, 2:4] for kind in "qkv"], dim=1)
     strips = parameter_map.ParameterIndex(reference, TOLERANCE).find(value)
-    assert [(strip.name, strip.axis, strip.places.tolist()) for strip in strips] == [
+    assert [(strip.name, strip.axis, strip.positions.tolist()) for strip in strips] == [
         (f"{kind}.weight", 1, [2, 3]) for kind in "qkv"
     ]
     assert [strip.as_piece(ParameterShard("c.weight", (4, 6), tied=("d.weight",))) for strip in strips] == [
@@ -136,7 +136,7 @@ def test_a_number_that_a_bias_has_twice_goes_on_from_its_neighbour():
     reference["k.bias"][4] = reference["q.bias"][1]
     value = torch.cat([reference["q.bias"][:3], reference["k.bias"][3:]])
     strips = parameter_map.ParameterIndex(reference, TOLERANCE).find(value)
-    assert [(strip.name, strip.rows.tolist(), strip.places.tolist()) for strip in strips] == [
+    assert [(strip.name, strip.rows.tolist(), strip.positions.tolist()) for strip in strips] == [
         ("q.bias", [0, 1, 2], [0, 1, 2]),
         ("k.bias", [3, 4, 5], [3, 4, 5]),
     ]

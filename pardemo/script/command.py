@@ -5,7 +5,8 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pardemo import options, project
@@ -13,7 +14,11 @@ from pardemo.termination import ends_in_order
 
 if TYPE_CHECKING:
     from pardemo.cluster import Cluster
+    from pardemo.script.compare.results import Proof
+    from pardemo.script.resume.results import StopVerdict
+    from pardemo.script.runtime.runner import ScriptError
     from pardemo.script.step.replay_settings import ReplaySettings
+    from pardemo.script.step.summary import Summary
 
 
 def add_measure(commands: Any) -> None:
@@ -89,7 +94,7 @@ def run_measure(arguments: argparse.Namespace) -> int:
         except runner.ScriptError as error:
             if error.standstill is None:
                 raise
-            return _failed(arguments, error, out)
+            return _print_failure(arguments, error, out)
         if launch.ranks not in (None, ranks):
             measured.notes.append(f"the line would start {launch.ranks} ranks; it ran on {ranks}, as you said")
         measured.notes += launch.notes
@@ -97,11 +102,13 @@ def run_measure(arguments: argparse.Namespace) -> int:
             measured.memory["full_size"] = full_size.answer(full, measured, seen)
         if out is not None:
             files.write_report(out, measured, seen, launch.script)
-    text = (
-        json.dumps(measured.as_json(), indent=1) if arguments.json else sections.summary_screen(measured, launch.script)
-    )
-    print(text)
+    _print_result(arguments, measured, sections.summary_screen(measured, launch.script))
     return 0
+
+
+def _print_result(arguments: argparse.Namespace, result: "Summary | Proof | StopVerdict", screen: str) -> None:
+    """Prints a result as JSON where that was asked for, else its screen."""
+    print(json.dumps(result.as_json(), indent=1) if arguments.json else screen)
 
 
 @contextlib.contextmanager
@@ -119,12 +126,14 @@ def _beside_stdout() -> Iterator[None]:
             raise
 
 
-def _failed(arguments: argparse.Namespace, error: Any, out: Any) -> int:
-    """Tells of a run that failed: in one line, and below it who waited for whom, where somebody did."""
+def _print_failure(arguments: argparse.Namespace, error: "ScriptError", out: Path | None) -> int:
+    """Prints the error of a run in one line, and below it who waited for whom, where somebody did; returns 2."""
+    still = error.standstill
+    assert still is not None
     print(f"pardemo measure: {error}", file=sys.stderr)
-    if error.standstill.waits or error.standstill.first:
-        print(error.standstill.details, file=sys.stderr)
-    report = json.dumps({"error": str(error), "standstill": error.standstill.as_json()}, indent=1)
+    if still.waits or still.first:
+        print(still.details, file=sys.stderr)
+    report = json.dumps({"error": str(error), "standstill": still.as_json()}, indent=1)
     if arguments.json:
         print(report)
     if out is not None:
@@ -132,7 +141,7 @@ def _failed(arguments: argparse.Namespace, error: Any, out: Any) -> int:
     return 2
 
 
-def _hosts(hosts: int, ranks: int) -> Any:
+def _hosts(hosts: int, ranks: int) -> "Cluster":
     """Makes a cluster of the line's machines, on this one, without limits; ranks know their node, and who is on it."""
     from pardemo.cluster import Cluster
 
@@ -244,16 +253,17 @@ def run_prove(arguments: argparse.Namespace) -> int:
         asked = replayed_inputs.on_recorded_inputs(asked, recorded)
     out = proof_page.proof_folder(arguments.out) if arguments.out is not None else None
     with ends_in_order("prove"), _beside_stdout():
-        made = proof.compare_layouts(wanted, asked)
-        for details in filter(None, made.details.values()):
-            print(details)  # with what the ranks print
+        compared = proof.compare_layouts(wanted, asked)
+        for result in compared.layouts:
+            if result.details:
+                print(result.details)  # with what the ranks print
     if out is not None:
         script = launch_lines.read_launch(list(wanted[0].line), wanted[0].ranks).script
-        proof_page.write_proof(out, made, os.path.basename(script))
-    print(json.dumps(made.as_json(), indent=1) if arguments.json else made)
-    for hint in proof_page.hints(made):
+        proof_page.write_proof(out, compared, os.path.basename(script))
+    _print_result(arguments, compared, str(compared))
+    for hint in proof_page.hints(compared):
         print(hint, file=sys.stderr)
-    return 2 if made.failed and not made.findings else 1 if made.findings else 0
+    return 2 if compared.failed and not compared.findings else 1 if compared.findings else 0
 
 
 def _replayed_layouts(arguments: argparse.Namespace) -> tuple[Any, Any]:
@@ -311,21 +321,23 @@ def run_stop(arguments: argparse.Namespace) -> int:
     if not grace_s >= 0:
         raise ValueError(f"--grace must be 0 or above, not {grace_s:g}")
     line, layouts, resume, settings = _asked_stop(arguments)
-    options.at_least(arguments, 1, "steps")
     steps = arguments.steps or settings.get("steps", STEPS)
-    options.at_least(argparse.Namespace(steps=steps), 3, "steps")
-    from pardemo.script.resume import results, trials
+    if steps < 3:
+        raise ValueError(f"--steps must be at least 3, not {steps}")
+    from pardemo.script.resume import trials
 
     with ends_in_order("prove"), _beside_stdout():
-        made = trials.stopped(
+        verdict = trials.stopped(
             line, layouts, resume=resume, stops=chosen, seed=arguments.seed or 0, steps=steps, grace_s=grace_s,
             double=arguments.double or settings.get("double", False), timeout_s=arguments.timeout,
         )  # fmt: skip
-    print(json.dumps(results.stops_json(made), indent=1) if arguments.json else made)
-    return 1 if made.findings else 2 if any(trial.error for trial in made.trials) else 0
+    _print_result(arguments, verdict, str(verdict))
+    return 1 if verdict.findings else 2 if any(trial.error for trial in verdict.trials) else 0
 
 
-def _asked_stop(arguments: argparse.Namespace) -> tuple[Any, Any, str | None, dict[str, Any]]:
+def _asked_stop(
+    arguments: argparse.Namespace,
+) -> tuple[Sequence[str], Sequence[Mapping[str, Any] | str], str | None, dict[str, Any]]:
     """Reads the script's line, the layouts, the line that resumes, and what a file says beside them."""
     from pardemo.script.compare import run_layouts
 

@@ -1,36 +1,18 @@
 """Explains wrong gradients by two layouts of different sizes, where one layout alone does not explain them."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 
 import torch
 
-from pardemo.script.compare.differences import Finding, StepComparison
-from pardemo.script.compare.pairs import Pair
+from pardemo.script.compare.differences import Finding, StepComparison, UnexplainedGradients
+from pardemo.script.compare.results import LayoutResult
 from pardemo.script.compare.run_layouts import SIZES, RunLayout, size_text
 
 #: Causes that a layout by itself has no better name for than these.
 _OPEN = ("", "loss")
 #: Numbers that the differences have to have in common before anything is said of them.
 _LEAST = 8
-
-
-@dataclass(frozen=True)
-class UnexplainedGradients:
-    """Wrong gradients of a layout for which this layout alone gives no reason.
-
-    ``losses``: the reference's, and the layout's as the mean of its ranks' and as their sum.
-    """
-
-    finding: Finding
-    pairs: tuple[Pair, ...]
-    tolerance: float
-    losses: tuple[float, float, float]
-
-    @property
-    def loss_is_right(self) -> bool:
-        return any(math.isclose(self.losses[0], loss, rel_tol=self.tolerance * 10) for loss in self.losses[1:])
 
 
 def unexplained_gradients(findings: Sequence[Finding], comparison: StepComparison) -> UnexplainedGradients | None:
@@ -46,40 +28,39 @@ def unexplained_gradients(findings: Sequence[Finding], comparison: StepCompariso
     return UnexplainedGradients(wrong[0], pairs, comparison.tolerance, (wanted, sum(losses) / len(losses), sum(losses)))
 
 
-def explain_across(
-    findings: Sequence[Finding], unexplained: Mapping[str, UnexplainedGradients], layouts: Sequence[RunLayout]
-) -> list[Finding]:
-    """Returns the findings, with reasons for those that two layouts of different sizes explain together.
+def explain_across(results: Sequence[LayoutResult]) -> None:
+    """Gives reasons to the findings of layouts that two layouts of different sizes explain together.
 
     With a part a of the gradient counted n times, the wrong gradient is g + (n - 1) a: the differences from the
     reference of two layouts are parallel, and their ratio is that of their n - 1; of 1/n - 1 where a part is divided.
 
     Args:
-        unexplained: by a layout's name what it leaves open. layouts: all that were compared.
+        results: of all layouts that were compared, with what each leaves open; their findings are changed.
     """
-    by_layout = [(layout, unexplained[layout.name]) for layout in layouts if layout.name in unexplained]
+    by_layout = [(result.layout, result.left_open) for result in results if result.left_open is not None]
     if len(by_layout) < 2 or len({(case.finding.step, case.finding.parameters) for _, case in by_layout}) != 1:
-        return list(findings)
-    wrong = {finding.layout for finding in findings}
+        return
     for times in (True, False):
-        keys = [key for key in ("ranks", *SIZES) if _grows_with(key, times, by_layout, layouts, wrong)]
+        keys = [key for key in ("ranks", *SIZES) if _grows_with(key, times, by_layout, results)]
         if keys:
             explained = [case.finding for _, case in by_layout]
             cause, why = _cause_across(keys, times, by_layout)
-            return [replace(finding, cause=cause, why=why) if finding in explained else finding for finding in findings]
-    return list(findings)
+            for result in results:
+                result.findings = [
+                    finding.explained(cause, why) if finding in explained else finding for finding in result.findings
+                ]
+            return
 
 
 def _grows_with(
     key: str,
     times: bool,
     by_layout: Sequence[tuple[RunLayout, UnexplainedGradients]],
-    compared: Sequence[RunLayout],
-    wrong: set[str],
+    results: Sequence[LayoutResult],
 ) -> bool:
     """Whether differences grow with this number of the layouts; and layouts in which it is 1 are right."""
     numbers = [layout.sizes.get(key, 1) for layout, _ in by_layout]
-    alone = any(layout.name in wrong for layout in compared if layout.sizes.get(key, 1) == 1)
+    alone = any(result.findings for result in results if result.layout.sizes.get(key, 1) == 1)
     if min(numbers) < 2 or len(set(numbers)) < 2 or alone:
         return False
     shares = [number - 1 if times else 1 / number - 1 for number in numbers]

@@ -10,10 +10,10 @@ import torch
 from pardemo.script.compare.differences import ComparedOutput, Finding
 from pardemo.script.compare.pairs import norm_of
 from pardemo.script.compare.parameter_map import ParameterMap, reference_name, renamed_modules
-from pardemo.script.compare.reference import Reference
 from pardemo.script.compare.run_layouts import distinct_digits, layout_factor
 from pardemo.script.compare.runs import Run
 from pardemo.script.compare.samples import RowPosition, StepSamples
+from pardemo.script.compare.step_pair import StepPair
 from pardemo.script.record.rank_record import Mask, ModuleCall
 from pardemo.script.runtime.call_sites import ROOT
 from pardemo.world.errors import ranks_text
@@ -75,12 +75,13 @@ class StepOutputs:
 
 
 def parted_outputs(
-    reference: Reference, other: Run, step: int, samples: StepSamples, maps: ParameterMap
+    step_pair: StepPair, samples: StepSamples, maps: ParameterMap
 ) -> tuple[list[ComparedOutput], set[str]]:
     """Returns outputs that differ from the reference's, in order of execution, and modules whose outputs are equal.
 
     What was compared and is in neither is a part of an output, as the sum of one rank's share is.
     """
+    reference, other, step = step_pair
     truth = StepOutputs(reference.run, step, 0)
     parted: list[ComparedOutput] = []
     equal: dict[str, bool] = {}
@@ -96,10 +97,10 @@ def parted_outputs(
             if not _is_whole(name, call.kind, missing):
                 continue
             rows = range(len(candidate.record.micro_batches[call.micro_batch].samples))
-            places = [samples.places.get((rank, call.micro_batch, row)) for row in rows]
-            known = [place for place in places if place is not None]
+            positions = [samples.positions.get((rank, call.micro_batch, row)) for row in rows]
+            known = [position for position in positions if position is not None]
             output = None
-            if len(known) == len(places):
+            if len(known) == len(positions):
                 output = _compare_call(candidate, truth, call, known, name, reference.tolerance)
             if output is not None:
                 inside = "" if call.module == ROOT else f"{call.module}."
@@ -118,15 +119,20 @@ def _is_whole(name: str, kind: str, missing: set[str]) -> bool:
 
 
 def _compare_call(
-    candidate: StepOutputs, truth: StepOutputs, call: ModuleCall, places: list[RowPosition], name: str, tolerance: float
+    candidate: StepOutputs,
+    truth: StepOutputs,
+    call: ModuleCall,
+    positions: list[RowPosition],
+    name: str,
+    tolerance: float,
 ) -> ComparedOutput | None:
     """Compares a call with those of the reference's module ``name``; None where there is none to compare with.
 
-    ``places``: where the call's rows are in the reference.
+    ``positions``: where the call's rows are in the reference.
     """
     best: ComparedOutput | None = None
-    for way, rows_here in candidate.rows(call).items() if places else ():
-        wanted = _reference_rows(truth, name, call, places, way, rows_here.shape[1:], False)
+    for way, rows_here in candidate.rows(call).items() if positions else ():
+        wanted = _reference_rows(truth, name, call, positions, way, rows_here.shape[1:], False)
         if wanted is None or not wanted.numel():  # as of an expert without tokens
             continue
         difference = rows_here - wanted
@@ -138,7 +144,7 @@ def _compare_call(
             continue
         inputs = None
         if (integers := candidate.rows(call, True).get(way)) is not None:
-            expected = _reference_rows(truth, name, call, places, way, integers.shape[1:], True)
+            expected = _reference_rows(truth, name, call, positions, way, integers.shape[1:], True)
             inputs = None if expected is None else bool(torch.equal(integers, expected))
         if best is None or equal:
             apart, rows = (tensor.reshape(-1, tensor.shape[-1]) for tensor in (difference, wanted))
@@ -156,24 +162,30 @@ def _all_rows_present(rows: torch.Tensor, wanted: torch.Tensor, scale: float, to
 
 
 def _reference_rows(
-    truth: StepOutputs, name: str, call: ModuleCall, places: list[RowPosition], way: str, shape: torch.Size, whole: bool
+    truth: StepOutputs,
+    name: str,
+    call: ModuleCall,
+    positions: list[RowPosition],
+    way: str,
+    shape: torch.Size,
+    whole: bool,
 ) -> torch.Tensor | None:
-    """Returns the reference's rows for these places in a call's shape; None where it has no such output."""
+    """Returns the reference's rows for these positions in a call's shape; None where it has no such output."""
     expected = []
     by_micro: dict[int, torch.Tensor | None] = {}
-    for place in places:
-        if place.micro_batch not in by_micro:
-            output = truth.by_name.get((name, place.micro_batch, call.number))
+    for position in positions:
+        if position.micro_batch not in by_micro:
+            output = truth.by_name.get((name, position.micro_batch, call.number))
             fits = output is not None and (whole or output.shape[-1:] == call.shape[-1:])
-            by_micro[place.micro_batch] = truth.rows(output, whole).get(way) if output is not None and fits else None
-        rows = by_micro[place.micro_batch]
+            by_micro[position.micro_batch] = truth.rows(output, whole).get(way) if output is not None and fits else None
+        rows = by_micro[position.micro_batch]
         if rows is None:
             return None
-        row = rows[place.row]
-        if place.tokens is not None and row.dim() == len(shape):
+        row = rows[position.row]
+        if position.tokens is not None and row.dim() == len(shape):
             for axis, (size, our_size) in enumerate(zip(row.shape, shape, strict=True)):
-                if size == place.length and our_size == len(place.tokens) != size:
-                    row = row.index_select(axis, place.tokens)
+                if size == position.length and our_size == len(position.tokens) != size:
+                    row = row.index_select(axis, position.tokens)
         if row.shape != shape:
             return None
         expected.append(row)
@@ -182,14 +194,14 @@ def _reference_rows(
 
 def _that_stay_apart(compared: list[ComparedOutput]) -> list[ComparedOutput]:
     """Leaves out differences that vanish later, such as the partial sums of a cut module."""
-    apart = [place for place, output in enumerate(compared) if not output.equal]
-    strict = [place for place in apart if compared[place].strict]
-    last = max((place for place, output in enumerate(compared) if output.equal), default=-1)
-    after = [place for place in apart if place > last]
+    apart = [index for index, output in enumerate(compared) if not output.equal]
+    strict = [index for index in apart if compared[index].strict]
+    last = max((index for index, output in enumerate(compared) if output.equal), default=-1)
+    after = [index for index in apart if index > last]
     if not strict and len(compared) - 1 not in after:
         return []
     first = min([*strict, *after])
-    return [compared[place] for place in apart if place == first or compared[place].strict or place > last]
+    return [compared[index] for index in apart if index == first or compared[index].strict or index > last]
 
 
 #: A mask of fewer elements may be the same by chance.
@@ -205,16 +217,16 @@ _MASKS = {
 }
 
 
-def mask_findings(other: Run, step: int) -> list[Finding]:
+def mask_findings(step_pair: StepPair) -> list[Finding]:
     """Finds what is wrong with a step's dropout masks."""
-    steps = [record.steps[step] for record in other.records]
+    steps = step_pair.records
     samples = [[micro.samples for micro in rank_step.micro_batches] for rank_step in steps]
     forward = [_forward_masks(rank_step.masks) for rank_step in steps]
     groups: dict[str, list[set[int]]] = {}  # of each cause, ranks that belong together
     first: dict[str, Mask] = {}
     for rank, other_rank in combinations(range(len(steps)), 2):
-        for place, a in forward[rank].items():
-            b = forward[other_rank].get(place, a)
+        for draw, a in forward[rank].items():
+            b = forward[other_rank].get(draw, a)
             if a.elements < LEAST or a.elements != b.elements:
                 continue
             if a.input != b.input and a.dropped == b.dropped:
@@ -228,12 +240,12 @@ def mask_findings(other: Run, step: int) -> list[Finding]:
             touched = [group for group in some if group & {rank, other_rank}]
             groups[cause] = [group for group in some if group not in touched] + [{rank, other_rank}.union(*touched)]
             first.setdefault(cause, a)
-    made = [finding for rank_step in steps if (finding := _recomputed_finding(other, step, rank_step.masks))][:1]
+    findings = [finding for rank_step in steps if (finding := _recomputed_finding(step_pair, rank_step.masks))][:1]
     for cause, mask in sorted(first.items(), reverse=True):
         ranks = " and ".join(ranks_text(sorted(group)) for group in sorted(groups[cause], key=min))
         why = f"{ranks} {_MASKS[cause].format(mask.line)}"
-        made.append(Finding(other.layout.name, step + 1, "random numbers", cause, why, module=mask.module))
-    return made
+        findings.append(step_pair.finding("random numbers", cause, why, module=mask.module))
+    return findings
 
 
 def _forward_masks(masks: list[Mask]) -> dict[tuple[str, int], Mask]:
@@ -246,13 +258,13 @@ def _forward_masks(masks: list[Mask]) -> dict[tuple[str, int], Mask]:
     return by_call
 
 
-def _recomputed_finding(other: Run, step: int, masks: list[Mask]) -> Finding | None:
+def _recomputed_finding(step_pair: StepPair, masks: list[Mask]) -> Finding | None:
     """Finds a mask that a recomputation draws anew for the same input."""
     for mask in (mask for mask in masks if mask.repeated):
         before = [m for m in masks if not m.repeated and m.input == mask.input and m.line == mask.line]
         if before and all(m.dropped != mask.dropped for m in before):
-            return Finding(
-                other.layout.name, step + 1, "random numbers", "recomputed-differently",
+            return step_pair.finding(
+                "random numbers", "recomputed-differently",
                 f"the forward pass is computed again with another dropout mask, at {mask.line}: the gradient is that "
                 "of a network which nobody ran",
                 module=mask.module,
@@ -260,11 +272,12 @@ def _recomputed_finding(other: Run, step: int, masks: list[Mask]) -> Finding | N
     return None
 
 
-def buffer_findings(reference: Reference, other: Run, step: int) -> list[Finding]:
+def buffer_findings(step_pair: StepPair) -> list[Finding]:
     """Finds buffers that are saved with the model and differ from the reference's on some ranks.
 
     A batch norm's statistics are left out: they are of a rank's own samples, and its output says whether that matters.
     """
+    reference, other, step = step_pair
     norms = {name for record in other.records for name in record.batch_norms}
     by_rank = [other.tensors(step, rank, "buffer") for rank in range(other.layout.ranks)]
     ranks: dict[str, list[int]] = {}
@@ -280,8 +293,8 @@ def buffer_findings(reference: Reference, other: Run, step: int) -> list[Finding
         return []
     name = next(iter(ranks))
     return [
-        Finding(
-            other.layout.name, step + 1, "buffers", "buffers",
+        step_pair.finding(
+            "buffers", "buffers",
             f"the buffer{'s' if len(ranks) > 1 else ''} {', '.join(ranks)} on {ranks_text(ranks[name])} "
             f"{'are' if len(ranks) > 1 else 'is'} not the reference's: what is kept beside parameters has to be the "
             "same on all ranks, too",
@@ -290,27 +303,27 @@ def buffer_findings(reference: Reference, other: Run, step: int) -> list[Finding
     ]  # fmt: skip
 
 
-def clipping_findings(reference: Reference, other: Run, step: int) -> list[Finding]:
+def clipping_findings(step_pair: StepPair) -> list[Finding]:
     """Finds gradient norms and learning rates that differ from the reference's."""
-    truth = reference.run.records[0].steps[step]
+    truth = step_pair.reference_record
     findings: list[Finding] = []
-    for rank, record in enumerate(other.records):
-        candidate = record.steps[step]
+    for rank, candidate in enumerate(step_pair.records):
         if truth.clips and candidate.clips and not findings:
             wanted, norm = truth.clips[-1], candidate.clips[-1]
-            if not math.isclose(wanted, norm, rel_tol=reference.tolerance * 10):
-                why = _explain_norm(reference, other, step, rank, wanted, norm)
-                findings.append(Finding(other.layout.name, step + 1, "clipping", "wrong-norm", why, norm / wanted))
+            if not math.isclose(wanted, norm, rel_tol=step_pair.reference.tolerance * 10):
+                why = _explain_norm(step_pair, rank, wanted, norm)
+                findings.append(step_pair.finding("clipping", "wrong-norm", why, norm / wanted))
         rates = set(truth.learning_rates), set(candidate.learning_rates)
         if all(rates) and not all(
             any(math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-300) for b in rates[0]) for a in rates[1]
         ):
-            findings.append(_rate_finding(reference, other, step, max(rates[0]), max(rates[1])))
+            findings.append(_rate_finding(step_pair, max(rates[0]), max(rates[1])))
             break
     return findings
 
 
-def _rate_finding(reference: Reference, other: Run, step: int, wanted: float, rate: float) -> Finding:
+def _rate_finding(step_pair: StepPair, wanted: float, rate: float) -> Finding:
+    reference, other, step = step_pair
     rates = [record.learning_rates[-1:] for record in reference.run.records[0].steps]
     later = [number for number, at_step in enumerate(rates) if at_step and math.isclose(at_step[0], rate, rel_tol=1e-9)]
     why = f"the learning rate of step {step + 1} is {rate:.6g}, and the reference's {wanted:.6g}"
@@ -322,10 +335,11 @@ def _rate_finding(reference: Reference, other: Run, step: int, wanted: float, ra
     steps = other.layout.values.get("accumulate")
     if not later and isinstance(steps, int) and steps > 1:
         why += f"; a scheduler that is stepped for each of {steps} micro-batches is ahead"
-    return Finding(other.layout.name, step + 1, "learning rate", "learning-rate", why, factor)
+    return step_pair.finding("learning rate", "learning-rate", why, factor)
 
 
-def _explain_norm(reference: Reference, other: Run, step: int, rank: int, wanted: float, norm: float) -> str:
+def _explain_norm(step_pair: StepPair, rank: int, wanted: float, norm: float) -> str:
+    reference, other, step = step_pair
     norms_text = distinct_digits(norm, wanted)
     why = f"gradients are right, and clipped by a norm of {norms_text[0]} where it is {norms_text[1]}"
     if math.isclose(norm_of(other.tensors(step, rank, "gradient")), norm, rel_tol=reference.tolerance * 10):
@@ -340,10 +354,9 @@ def _explain_norm(reference: Reference, other: Run, step: int, rank: int, wanted
     return why
 
 
-def scale_findings(reference: Run, other: Run, step: int) -> list[Finding]:
+def scale_findings(step_pair: StepPair) -> list[Finding]:
     """Finds loss scales that differ from the reference's, or between ranks."""
-    truth = reference.records[0].steps[step]
-    steps = [record.steps[step] for record in other.records if record.steps[step].scales]
+    truth, steps = step_pair.reference_record, [record for record in step_pair.records if record.scales]
     if not steps:
         return []
     skipped, scales = sorted({record.skipped for record in steps}), sorted({record.scales[-1] for record in steps})
@@ -361,4 +374,4 @@ def scale_findings(reference: Run, other: Run, step: int) -> list[Finding]:
         )
     else:
         return []
-    return [Finding(other.layout.name, step + 1, "loss scale", "loss-scale", why)]
+    return [step_pair.finding("loss scale", "loss-scale", why)]

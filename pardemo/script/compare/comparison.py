@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from pardemo.script.compare import checks
-from pardemo.script.compare.across_layouts import UnexplainedGradients, unexplained_gradients
-from pardemo.script.compare.differences import Finding, Kept, StepComparison, kept_tensors
+from pardemo.script.compare.across_layouts import unexplained_gradients
+from pardemo.script.compare.closeness import nearly_equal
+from pardemo.script.compare.differences import Finding, StepComparison, UnexplainedGradients, with_tensors
 from pardemo.script.compare.findings import gradient_findings, printed_findings, update_findings, wrong_gradients
 from pardemo.script.compare.initial_parameters import initial_findings
 from pardemo.script.compare.module_map import ModelMap, step_map
@@ -17,37 +18,37 @@ from pardemo.script.compare.parameter_map import (
     ParameterMap,
     assembled,
     map_parameters,
-    nearly_equal,
 )
 from pardemo.script.compare.reference import Reference
 from pardemo.script.compare.runs import ProveError, Run
 from pardemo.script.compare.samples import StepSamples, match_samples
+from pardemo.script.compare.step_pair import StepPair
 from pardemo.script.record import rank_record
 from pardemo.script.words import count_text
 
 
 @dataclass
 class LayoutComparison:
-    """The result of comparing a layout with the reference: its findings, none where both train alike.
+    """The result of comparing a layout with the reference: its findings, none where both train alike."""
 
-    ``unmatched``: parameters that could not be compared, in a sentence; ``strange``: since one of the models has no
-    parameter of this name; ``not_compared``: their names. ``steps``: how many were compared, to the first that differs.
-    ``in_part``: what was not there to be compared. ``maps``: which parts the pieces are.
-    ``left_open``: what other layouts may explain. ``model``: its modules in the last step that was compared. ``kept``:
-    tensors of findings that nobody explains.
-    """
-
+    #: which parts of the reference's parameters the pieces are
     maps: ParameterMap
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    #: parameters that could not be compared, in a sentence
     unmatched: str = ""
+    #: whether they could not because one of the models has no parameter of this name
     strange: bool = False
+    #: their names
     not_compared: tuple[str, ...] = ()
+    #: how many were compared, to the first that differs
     steps: int = 0
+    #: what was not there to be compared, in a sentence
     in_part: str = ""
+    #: what other layouts may explain
     left_open: UnexplainedGradients | None = None
+    #: its modules in the last step that was compared
     model: ModelMap | None = None
-    kept: dict[Finding, Kept] = field(default_factory=dict)
 
 
 def compare_layout(reference: Reference, other: Run) -> LayoutComparison:
@@ -63,7 +64,7 @@ def compare_layout(reference: Reference, other: Run) -> LayoutComparison:
     for step in range(min(reference.run.steps, other.steps)):
         compared.steps = step + 1
         compared.model = step_map(reference, step)
-        findings = _step_findings(reference, other, step, before, compared)
+        findings = _step_findings(StepPair(reference, other, step), before, compared)
         compared.findings += findings
         if any(finding.what not in ("random numbers", "printed") for finding in findings):
             break  # what follows in later steps is of this
@@ -71,21 +72,19 @@ def compare_layout(reference: Reference, other: Run) -> LayoutComparison:
     return compared
 
 
-def _step_findings(
-    reference: Reference, other: Run, step: int, before: Mapping[str, Assembled], compared: LayoutComparison
-) -> list[Finding]:
-    if scaled := checks.scale_findings(reference.run, other, step):
+def _step_findings(step_pair: StepPair, before: Mapping[str, Assembled], compared: LayoutComparison) -> list[Finding]:
+    if scaled := checks.scale_findings(step_pair):
         return scaled  # its samples are of another step
-    samples = match_samples(reference.run, other, step)
+    samples = match_samples(step_pair)
     if samples.note and samples.note not in compared.notes:
         compared.notes.append(samples.note)
     findings = [samples.finding] if samples.finding else []
-    if step == 0 and not findings:
-        findings = initial_findings(reference, other, compared.maps, before)
+    if step_pair.step == 0 and not findings:
+        findings = initial_findings(step_pair.reference, step_pair.other, compared.maps, before)
         compared.strange &= not findings
     begun_alike = not findings
-    findings += checks.mask_findings(other, step)
-    return findings + _number_findings(reference, other, step, samples, compared) if begun_alike else findings
+    findings += checks.mask_findings(step_pair)
+    return findings + _number_findings(step_pair, samples, compared) if begun_alike else findings
 
 
 def _merged_findings(findings: list[Finding]) -> list[Finding]:
@@ -99,8 +98,10 @@ def _merged_findings(findings: list[Finding]) -> list[Finding]:
             alike = (
                 known.factor is not None and finding.factor is not None and math.isclose(known.factor, finding.factor)
             )
-            merged = replace(known, parameters=names, rest=rest, factor=known.factor if alike else None)
-            seen[finding.what, finding.cause, finding.why] = merged
+            seen[finding.what, finding.cause, finding.why] = replace(
+                known, parameters=names, rest=rest, factor=known.factor if alike else None,
+                tensors=None,  # those of some of the parameters would be taken for those of all
+            )  # fmt: skip
     return list(seen.values())
 
 
@@ -195,34 +196,27 @@ def _epsilon(tolerance: float) -> float:
     return 2.3e-16 if tolerance < 1e-6 else 1.2e-7 if tolerance < 1e-3 else 8e-3
 
 
-def _number_findings(
-    reference: Reference, other: Run, step: int, samples: StepSamples, compared: LayoutComparison
-) -> list[Finding]:
+def _number_findings(step_pair: StepPair, samples: StepSamples, compared: LayoutComparison) -> list[Finding]:
     """Compares outputs, gradients, clipping, learning rates, and parameters after the step."""
-    maps = compared.maps
-    comparison, alike = _compare_step(reference, other, step, maps, samples)
+    (reference, _, step), maps = step_pair, compared.maps
+    comparison, alike = _compare_step(step_pair, maps, samples)
     pairs = [comparison.gradients.get(name) for name in reference.whole[step].gradients]
     every = bool(pairs) and all(pair is not None and bool(pair.covered.all()) for pair in pairs)
     if every and not wrong_gradients(comparison):
         comparison.parted = []  # whether it trains alike gradients say: an output may be a part, or be called otherwise
     compared.model = step_map(reference, step, comparison, alike)
-    findings = buffers = checks.buffer_findings(reference, other, step)
+    findings = buffers = checks.buffer_findings(step_pair)
     if not comparison.parted or not findings or not comparison.parted[0].module.startswith(findings[0].module):
         findings = gradient_findings(comparison)
     compared.left_open = unexplained_gradients(findings, comparison)
-    findings = findings or checks.clipping_findings(reference, other, step)
-    findings = findings or update_findings(
-        comparison, lambda pairs: _is_one_step_behind(reference, other, step, maps, pairs)
-    )
-    findings = findings or buffers
-    compared.kept |= kept_tensors(findings, comparison, reference.run)
-    return findings or printed_findings(comparison)
+    findings = findings or checks.clipping_findings(step_pair)
+    findings = findings or update_findings(comparison, lambda pairs: _is_one_step_behind(step_pair, maps, pairs))
+    return with_tensors(findings or buffers, comparison, reference.run) or printed_findings(comparison)
 
 
-def _compare_step(
-    reference: Reference, other: Run, step: int, maps: ParameterMap, samples: StepSamples
-) -> tuple[StepComparison, set[str]]:
+def _compare_step(step_pair: StepPair, maps: ParameterMap, samples: StepSamples) -> tuple[StepComparison, set[str]]:
     """Compares the layout with the reference in a step; also returns the modules whose outputs are equal."""
+    reference, other, step = step_pair
 
     def holders(kind: str) -> dict[str, Holders]:
         return holders_of(other, step, kind, maps)
@@ -231,11 +225,11 @@ def _compare_step(
         return {rank: tuple(tensor.shape) for rank, _, tensor in parts}
 
     truth, before = reference.whole[step], holders("before")
-    parted, alike = checks.parted_outputs(reference, other, step, samples, maps)
+    parted, alike = checks.parted_outputs(step_pair, samples, maps)
     names: dict[int, dict[str, set[str]]] = {}
-    for rank, record in enumerate(other.records):
+    for rank, record in enumerate(step_pair.records):
         rank_names = names.setdefault(rank, {})
-        for piece in record.steps[step].pieces:
+        for piece in record.pieces:
             if (part := maps.parts[rank].get(piece.name)) is not None:
                 rank_names.setdefault(part.name, set()).update((piece.name, *piece.tied))
     accumulated = {
@@ -254,14 +248,15 @@ def _compare_step(
             name: parameter.value for name, parameter in _assemble(reference, accumulated).items()
             if parameter.covered.all() and not parameter.apart
         },
-        optimizer=reference.run.records[0].optimizer, steps=[record.steps[step] for record in other.records],
-        reference_step=reference.run.records[0].steps[step],
+        optimizer=reference.run.records[0].optimizer, steps=step_pair.records,
+        reference_step=step_pair.reference_record,
     )  # fmt: skip
     return comparison, alike
 
 
-def _is_one_step_behind(reference: Reference, other: Run, step: int, maps: ParameterMap, pairs: list[Pair]) -> bool:
+def _is_one_step_behind(step_pair: StepPair, maps: ParameterMap, pairs: list[Pair]) -> bool:
     """Whether these parameters have only after the next step the values that they should have after this one."""
+    reference, other, step = step_pair
     if step + 1 >= min(other.steps, reference.run.steps):
         return False
     later, wanted = _assemble(reference, holders_of(other, step + 1, "after", maps)), reference.whole[step].after

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from pardemo.script.compare.closeness import near_in_norm
 from pardemo.script.compare.differences import StepComparison
 from pardemo.script.compare.pairs import Pair
 from pardemo.script.compare.run_layouts import distinct_digits, layout_factor, size_text
@@ -21,17 +22,6 @@ class Cause(NamedTuple):
 
 def _cause(name: str) -> Callable[[Callable[[Sequence[Pair], StepComparison], str | None]], Cause]:
     return lambda explains: Cause(name, explains)
-
-
-def is_near(a: torch.Tensor, b: torch.Tensor, tolerance: float, scale: float | None = None) -> bool:
-    """Whether two tensors are the same up to a part of the second's norm."""
-    size = float(b.double().norm()) if scale is None else scale
-    return float((a.double() - b.double()).norm()) <= tolerance * max(size, 1e-300)
-
-
-def predicate_tolerance(comparison: StepComparison) -> float:
-    """Returns a predicate's tolerance: ten times a comparison's, since predicates compute with both tensors."""
-    return comparison.tolerance * 10
 
 
 def plain_limit(comparison: StepComparison) -> float:
@@ -253,7 +243,7 @@ def _summing_way(pair: Pair, comparison: StepComparison) -> str | None:
         wanted = part.cut_from(pair.reference, tuple(stacked.shape[1:])).double()
         combined = {"mean": stacked.mean(0), "sum": stacked.sum(0), "sum of groups": _distinct(stacked).sum(0)}
         for how in answers:
-            answers[how] &= is_near(combined[how], wanted, predicate_tolerance(comparison), size)
+            answers[how] &= near_in_norm(combined[how], wanted, comparison.predicate_tolerance, size)
     return next((how for how, fits in answers.items() if fits), None)
 
 
@@ -261,7 +251,7 @@ def _distinct(versions: torch.Tensor) -> torch.Tensor:
     """Returns the versions that differ among those of all ranks [n, …]: ranks of one group have the same."""
     kept: list[torch.Tensor] = []
     for version in versions:
-        if not any(is_near(version, other, 1e-12) for other in kept):
+        if not any(near_in_norm(version, other, 1e-12) for other in kept):
             kept.append(version)
     return torch.stack(kept)
 
@@ -290,11 +280,13 @@ def _is_sum_of_uses(pair: Pair, comparison: StepComparison) -> bool:
             by_use.setdefault(next(iter(names)), []).append(tensor.double())
         uses = list(by_use.values())
         if len(uses) < 2 or any(
-            not is_near(a, same[0], predicate_tolerance(comparison)) for same in uses for a in same
+            not near_in_norm(a, same[0], comparison.predicate_tolerance) for same in uses for a in same
         ):
             return False
         total = torch.stack([same[0] for same in uses]).sum(0)
-        if not is_near(total, part.cut_from(pair.reference, tuple(total.shape)), predicate_tolerance(comparison), size):
+        if not near_in_norm(
+            total, part.cut_from(pair.reference, tuple(total.shape)), comparison.predicate_tolerance, size
+        ):
             return False
     return bool(pair.apart)
 
@@ -343,9 +335,9 @@ def _mixed_parts(pair: Pair, comparison: StepComparison) -> int | None:
         for axis in (dim for dim in range(pair.candidate.dim()) if pair.candidate.shape[dim] % count == 0):
             chunks = torch.stack(pair.candidate.double().chunk(count, axis))
             total = torch.stack(pair.reference.double().chunk(count, axis)).sum(0)
-            alike = is_near(chunks, chunks[:1].expand_as(chunks), predicate_tolerance(comparison), size)
+            alike = near_in_norm(chunks, chunks[:1].expand_as(chunks), comparison.predicate_tolerance, size)
             if alike and any(
-                is_near(chunks[0], total / by, predicate_tolerance(comparison), size) for by in (1, count)
+                near_in_norm(chunks[0], total / by, comparison.predicate_tolerance, size) for by in (1, count)
             ):
                 return count
     return None
@@ -361,7 +353,9 @@ def rows_missing(pairs: Sequence[Pair], comparison: StepComparison) -> str | Non
         has = pair.candidate.any(1)
         should = pair.reference.abs().amax(1) > comparison.tolerance * float(pair.reference.abs().max())
         missing = should & ~has
-        if not missing.any() or not is_near(pair.candidate[has], pair.reference[has], predicate_tolerance(comparison)):
+        if not missing.any() or not near_in_norm(
+            pair.candidate[has], pair.reference[has], comparison.predicate_tolerance
+        ):
             return None
         places = missing.nonzero().reshape(-1)
         texts.append(f"{int(missing.sum())} rows of {pair.name}, {int(places[0])} to {int(places[-1])}, have none")
@@ -390,7 +384,7 @@ def _shares(
     if any(pair.name not in others for pair in pairs):
         return None
     shares = [
-        _coefficients(pair.candidate, [pair.reference, others[pair.name]], predicate_tolerance(comparison))
+        _coefficients(pair.candidate, [pair.reference, others[pair.name]], comparison.predicate_tolerance)
         for pair in pairs
     ]
     now, then = shares[0] or (0.0, 0.0)
@@ -405,7 +399,7 @@ def _coefficients(gradient: torch.Tensor, parts: Sequence[torch.Tensor], toleran
     if columns.shape[0] <= columns.shape[1]:
         return None  # a few numbers can be made of anything
     solution = torch.linalg.lstsq(columns, wanted).solution
-    return solution.reshape(-1).tolist() if is_near(columns @ solution, wanted, tolerance) else None
+    return solution.reshape(-1).tolist() if near_in_norm(columns @ solution, wanted, tolerance) else None
 
 
 @_cause("summed-again")

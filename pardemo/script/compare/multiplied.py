@@ -9,9 +9,8 @@ from pathlib import Path
 import torch
 
 from pardemo.script.compare import runs
-from pardemo.script.compare.across_layouts import UnexplainedGradients
 from pardemo.script.compare.comparison import LayoutComparison
-from pardemo.script.compare.differences import Finding
+from pardemo.script.compare.differences import Finding, UnexplainedGradients
 from pardemo.script.compare.pairs import compare_pair, layer_scales
 from pardemo.script.compare.reference import Reference
 from pardemo.script.compare.run_layouts import size_text
@@ -48,7 +47,7 @@ def counted_by_each_rank(
         )
         try:
             if not run.error and run.steps == case.finding.step and _is_the_layouts(truth, run, case):
-                return replace(case.finding, cause="counted-per-rank", why=_why(other, names, number), parameters=names)
+                return case.finding.explained("counted-per-rank", _why(other, names, number), parameters=names)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     return None

@@ -64,7 +64,7 @@ def compare_pair(
 def layer_of(name: str) -> str:
     """Returns a parameter's layer: its name up to the last number in it, or its first part."""
     parts = name.split(".")
-    numbers = [place for place, part in enumerate(parts) if part.isdigit()]
+    numbers = [index for index, part in enumerate(parts) if part.isdigit()]
     return ".".join(parts[: numbers[-1] + 1]) if numbers else parts[0]
 
 

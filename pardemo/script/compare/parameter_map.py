@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from pardemo.script.compare.closeness import within_rounding
 from pardemo.script.record.rank_record import ParameterShard
 
 #: A row that so many others resemble is nothing to go by: zeros, and other constants.
@@ -16,14 +17,14 @@ class Strip:
     """The rows of a piece that are one parameter's.
 
     ``number``: which of the piece's strips. ``rows``: of the piece, along ``axis``. ``name``: the reference's, and
-    ``places``: which of its rows they are, in order; None where they are all of them.
+    ``positions``: which of its rows they are, in order; None where they are all of them.
     """
 
     number: int
     axis: int
     rows: torch.Tensor
     name: str
-    places: torch.Tensor | None
+    positions: torch.Tensor | None
 
     def cut_from(self, tensor: torch.Tensor) -> torch.Tensor:
         """Cuts the strip from another tensor of the piece's shape."""
@@ -40,8 +41,8 @@ class Strip:
         return replace(piece, name=self.name_in(piece.name), shape=shape, whole=None, start=None, flat=None, tied=tied)
 
     def as_part(self, dims: int) -> "Part":
-        """Returns its place in the parameter; of a piece's only strip in the order in which the piece has its rows."""
-        return Part(self.name, tuple(self.places if axis == self.axis else None for axis in range(dims)))
+        """Returns its position in the parameter; of a piece's only strip in the order of the piece's rows."""
+        return Part(self.name, tuple(self.positions if axis == self.axis else None for axis in range(dims)))
 
 
 class ParameterIndex:
@@ -57,7 +58,9 @@ class ParameterIndex:
         ``name``: of the one parameter that it may be of; of any by default.
         """
         among = {name: self._reference[name]} if name else self._reference
-        same = [] if _is_constant(value) else [key for key in among if is_same(among[key], value, self._tolerance)]
+        same = (
+            [] if _is_constant(value) else [key for key in among if within_rounding(among[key], value, self._tolerance)]
+        )
         if len(same) == 1:
             return [Strip(0, 0, torch.arange(len(value)), same[0], None)]
         for axis in range(value.dim()) if value.numel() else ():
@@ -65,9 +68,9 @@ class ParameterIndex:
             if (name, axis, others) not in self._tables:
                 self._tables[name, axis, others] = _RowTable(among, axis, others, self._tolerance)
             table = self._tables[name, axis, others]
-            places = table.places(value.movedim(axis, 0).reshape(value.shape[axis], -1))
-            if places is not None:
-                return table.strips(places)
+            positions = table.positions(value.movedim(axis, 0).reshape(value.shape[axis], -1))
+            if positions is not None:
+                return table.strips(positions)
         return []
 
     def beside(self, strips: Sequence[Strip], name: str, value: torch.Tensor) -> list[Strip]:
@@ -83,8 +86,8 @@ class ParameterIndex:
             parameter = self._reference.get(strip.name)
             if parameter is None or parameter.dim() != value.dim() or len(parameter) < len(strip.rows):
                 return []
-            part = parameter if strip.places is None else parameter.index_select(0, strip.places)
-            if not is_same(part, strip.cut_from(value), self._tolerance, parameter):
+            part = parameter if strip.positions is None else parameter.index_select(0, strip.positions)
+            if not within_rounding(part, strip.cut_from(value), self._tolerance, parameter):
                 return []
         return renamed
 
@@ -92,7 +95,7 @@ class ParameterIndex:
 class _RowTable:
     """Rows of all parameters of a shape, along an axis, in the order of one projection: equal rows have an equal one.
 
-    A row's place is counted over all parameters, one after the other.
+    A row's position is counted over all parameters, one after the other.
     """
 
     def __init__(self, reference: Mapping[str, torch.Tensor], axis: int, others: tuple[int, ...], tolerance: float):
@@ -114,8 +117,8 @@ class _RowTable:
         largest = max(self._scales.tolist(), default=0.0)
         self._window = 8 * tolerance * largest * float(self._weights.norm())
 
-    def places(self, rows: torch.Tensor) -> torch.Tensor | None:
-        """Returns each row's place, all of them different; None where a row has none or two."""
+    def positions(self, rows: torch.Tensor) -> torch.Tensor | None:
+        """Returns each row's position, all of them different; None where a row has none or two."""
         if not len(rows) or not rows.numel() or not len(self._sorted):
             return None
         numbers = rows.double() @ self._weights
@@ -125,33 +128,33 @@ class _RowTable:
             return None
         row = torch.arange(len(rows)).repeat_interleave(many)
         within = torch.arange(len(row)) - (many.cumsum(0) - many).repeat_interleave(many)
-        place = self._order[first.repeat_interleave(many) + within]
-        equal = self._equal(rows, row, place)
-        row, place = row[equal], place[equal]
+        position = self._order[first.repeat_interleave(many) + within]
+        equal = self._equal(rows, row, position)
+        row, position = row[equal], position[equal]
         matches = torch.bincount(row, minlength=len(rows))
         if bool((matches == 0).any()):
             return None
-        chosen = self._one_of(place.split(matches.tolist())) if bool((matches > 1).any()) else place
+        chosen = self._one_of(position.split(matches.tolist())) if bool((matches > 1).any()) else position
         return chosen if chosen is not None and len(chosen.unique()) == len(chosen) else None
 
-    def _equal(self, rows: torch.Tensor, row: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
-        """Whether these rows are those at these places."""
+    def _equal(self, rows: torch.Tensor, row: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        """Whether these rows are those at these positions."""
         equal = torch.zeros(len(row), dtype=torch.bool)
-        parameter = self._parameter(place)
+        parameter = self._parameter(position)
         for number in parameter.unique().tolist():
             in_it = parameter == number
-            there = self._wholes[number].index_select(0, place[in_it] - self._begins[number])
+            there = self._wholes[number].index_select(0, position[in_it] - self._begins[number])
             off = (rows.index_select(0, row[in_it]) - there).abs().amax(1)
             equal[in_it] = off <= self._tolerance * self._scales[number]
         return equal
 
-    def _parameter(self, place: torch.Tensor) -> torch.Tensor:
-        return torch.searchsorted(self._begins, place, right=True) - 1
+    def _parameter(self, position: torch.Tensor) -> torch.Tensor:
+        return torch.searchsorted(self._begins, position, right=True) - 1
 
-    def _one_of(self, places: Sequence[torch.Tensor]) -> torch.Tensor | None:
-        """Chooses between several places of a row, as of a bias's numbers: the one that goes on from a neighbour's."""
+    def _one_of(self, positions: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        """Chooses between several positions of a row, as of a bias's numbers: the one behind a neighbour's."""
         begins = set(self._begins.tolist())
-        known = [int(row[0]) if len(row) == 1 else None for row in places]
+        known = [int(row[0]) if len(row) == 1 else None for row in positions]
         ways = []
         for step in (1, -1):
             way = list(known)
@@ -160,19 +163,19 @@ class _RowTable:
                 if way[at] is None and before is not None:
                     after = before + step
                     same = (after if step > 0 else before) not in begins  # of the same parameter
-                    way[at] = after if same and after in places[at].tolist() else None
+                    way[at] = after if same and after in positions[at].tolist() else None
             ways.append(way)
-        both = [{place for place in pair if place is not None} for pair in zip(*ways, strict=True)]
+        both = [{position for position in pair if position is not None} for pair in zip(*ways, strict=True)]
         return torch.tensor([next(iter(row)) for row in both]) if all(len(row) == 1 for row in both) else None
 
-    def strips(self, places: torch.Tensor) -> list[Strip]:
+    def strips(self, positions: torch.Tensor) -> list[Strip]:
         """Returns the rows of each parameter, in the order in which the piece has the parameters."""
-        parameter = self._parameter(places)
+        parameter = self._parameter(positions)
         strips = []
         for number, which in enumerate(dict.fromkeys(parameter.tolist())):
             rows = (parameter == which).nonzero().reshape(-1)
-            numbers = places[rows] - self._begins[which]
-            if len(rows) < len(places):
+            numbers = positions[rows] - self._begins[which]
+            if len(rows) < len(positions):
                 numbers, order = numbers.sort()
                 rows = rows[order]
             every = torch.equal(numbers, torch.arange(len(self._wholes[which])))
@@ -182,10 +185,10 @@ class _RowTable:
 
 @dataclass(frozen=True)
 class Part:
-    """The place of a rank's piece in the reference's parameter.
+    """The position of a rank's piece in the reference's parameter.
 
-    ``name``: the reference's. ``index``: of each axis the places, or None for all of it; ``flat``: first element of a
-    range instead.
+    ``name``: the reference's. ``index``: of each axis the positions, or None for all of it; ``flat``: first element of
+    a range instead.
     """
 
     name: str
@@ -194,22 +197,22 @@ class Part:
 
     @property
     def is_cut(self) -> bool:
-        """Whether it has some of the places of an axis; of a flat range nothing says."""
-        return any(places is not None for places in self.index)
+        """Whether it has some of the positions of an axis; of a flat range nothing says."""
+        return any(positions is not None for positions in self.index)
 
     def key(self) -> tuple:
         """Returns a key that is equal for pieces with the same elements."""
-        places = tuple(None if axis is None else tuple(axis.tolist()) for axis in self.index)
-        return self.name, places, self.flat
+        positions = tuple(None if axis is None else tuple(axis.tolist()) for axis in self.index)
+        return self.name, positions, self.flat
 
     def cut_from(self, parameter: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         """Cuts the same part from another whole tensor. [shape]"""
         if self.flat is not None:
             count = torch.Size(shape).numel()
             return parameter.reshape(-1)[self.flat : self.flat + count].reshape(shape)
-        for axis, places in enumerate(self.index):
-            if places is not None:
-                parameter = parameter.index_select(axis, places)
+        for axis, positions in enumerate(self.index):
+            if positions is not None:
+                parameter = parameter.index_select(axis, positions)
         return parameter
 
 
@@ -332,12 +335,12 @@ def _stated_part(
         return None
     if (is_flat := piece.flat is not None and piece.whole == tuple(parameter.shape)) or _is_box(piece, parameter):
         part = part_of_piece(piece, name, tuple(value.shape))
-        same = is_same(part.cut_from(parameter, tuple(value.shape)), value, tolerance)
+        same = within_rounding(part.cut_from(parameter, tuple(value.shape)), value, tolerance)
         if is_flat and not same:
             maps.different.add(name)
         if is_flat or same:
             return part
-    return Part(name, (None,) * value.dim()) if is_same(parameter, value, tolerance) else None
+    return Part(name, (None,) * value.dim()) if within_rounding(parameter, value, tolerance) else None
 
 
 def _strips(
@@ -351,14 +354,6 @@ def _strips(
         if weight.rpartition(".")[0] == module and (strips := index.beside(strips, attribute, value)):
             return strips
     return index.find(value)
-
-
-def is_same(a: torch.Tensor, b: torch.Tensor, tolerance: float, scale: torch.Tensor | None = None) -> bool:
-    """Whether two tensors are the same to a part of the second's largest number, or of that of ``scale``."""
-    largest = b if scale is None else scale
-    return a.shape == b.shape and (
-        not b.numel() or bool(((a - b).abs() <= tolerance * largest.abs().max().item()).all())
-    )
 
 
 def _is_constant(tensor: torch.Tensor) -> bool:
@@ -477,17 +472,5 @@ def _insert(parameter: torch.Tensor, part: Part, tensor: torch.Tensor) -> None:
     if part.flat is not None:
         parameter.reshape(-1)[part.flat : part.flat + tensor.numel()] = tensor.reshape(-1)
         return
-    places = [torch.arange(size) if at is None else at for size, at in zip(parameter.shape, part.index, strict=True)]
-    parameter[torch.meshgrid(*places, indexing="ij") if places else ...] = tensor
-
-
-def nearly_equal(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> bool:
-    """Whether tensors are the same to rounding, a part of the second's largest number, and NaN in the same places."""
-    if a.shape != b.shape:
-        return False
-    if not a.is_floating_point():
-        return torch.equal(a, b)
-    scale = float(b.abs().max()) if b.numel() else 0.0
-    return bool(((a - b).abs() <= tolerance * scale).all()) or bool(
-        torch.equal(a.isnan(), b.isnan()) and a.isnan().any()
-    )
+    positions = [torch.arange(size) if at is None else at for size, at in zip(parameter.shape, part.index, strict=True)]
+    parameter[torch.meshgrid(*positions, indexing="ij") if positions else ...] = tensor

@@ -10,12 +10,12 @@ from pathlib import Path
 import torch
 
 from pardemo.script.compare import across_layouts, replayed_inputs, run_layouts, runs
+from pardemo.script.compare.closeness import nearly_equal
 from pardemo.script.compare.comparison import LayoutComparison, compare_layout
 from pardemo.script.compare.differences import Finding
 from pardemo.script.compare.multiplied import counted_by_each_rank
-from pardemo.script.compare.parameter_map import nearly_equal
 from pardemo.script.compare.reference import Reference, noise_between, tolerance_of
-from pardemo.script.compare.results import LayoutSteps, Proof
+from pardemo.script.compare.results import LayoutResult, Proof
 from pardemo.script.compare.run_layouts import RunLayout
 from pardemo.script.compare.runs import ProveError, Run, RunOptions
 from pardemo.script.record import rank_record
@@ -83,67 +83,64 @@ def compare_layouts(layouts: Sequence[RunLayout], options: RunOptions) -> Proof:
         ProveError: the reference could not be run, took no step, or is not the same twice.
     """
     with runs.scratch_folder() as folder:
-        return _proof(layouts, options, folder)
+        return _proof(layouts, options, Path(folder))
 
 
-def _proof(layouts: Sequence[RunLayout], options: RunOptions, folder: str) -> Proof:
+def _proof(layouts: Sequence[RunLayout], options: RunOptions, folder: Path) -> Proof:
     reference, _, tolerance, options = run_twice(
-        lambda options, name: runs.run_layout(layouts[0], options, Path(folder, name)), options
+        lambda options, name: runs.run_layout(layouts[0], options, folder / name), options
     )
     truth = Reference(reference, tolerance)
     _require_training(truth)
     # types of few bits that the script computes in or keeps parameters in
     types = {name for record in reference.records for name in (*record.computed_in, *record.dtypes)}
     if short := sorted(types & SHORT.keys()):
-        rounded = runs.run_layout(layouts[0], replace(options, rounded=True), Path(folder, "rounded"))
+        rounded = runs.run_layout(layouts[0], replace(options, rounded=True), folder / "rounded")
         runs.require_steps(rounded)
         truth.noise = noise_between(truth, rounded)
-    proof = Proof(list(layouts), steps=reference.steps, asked=options.steps, tolerance=tolerance)
-    proof.parameters = len(truth.whole[0].before)
-    proof.replayed = options.feeding is not None
-    proof.rounded = short
-    proof.notes += reference.records[0].notes
+    steps = reference.steps
+    proof = Proof(
+        [LayoutResult(layouts[0], steps_run=steps, steps_compared=steps)], list(reference.records[0].notes),
+        asked=options.steps, parameters=len(truth.whole[0].before), tolerance=tolerance, rounded=short,
+        replayed=options.feeding is not None,
+    )  # fmt: skip
     if options.sketched:
         proof.notes.append(f"{sum(runs.elements(reference).values()):,} elements: parameters are compared by sketches")
-    left_open: dict[str, across_layouts.UnexplainedGradients] = {}
-    steps: dict[str, list[Sequence[Step]]] = {}
     for number, layout in enumerate(layouts[1:], 1):
-        place, run = Path(folder, str(number)), Run(layout)
-        try:
-            run = runs.run_layout(layout, options, place)
-            steps[layout.name] = [record.steps for record in run.records]
-            compared = _compare_one(truth, run, options, place)
-        except ProveError as error:
-            proof.failed[layout.name], proof.details[layout.name] = str(error), error.details
-            proof.notes += replayed_inputs.replay_notes(run, options.steps)
-            continue
-        finally:
-            shutil.rmtree(place, ignore_errors=True)
-        proof.notes += replayed_inputs.replay_notes(run, compared.steps)
-        proof.ran[layout.name] = LayoutSteps(
-            min(options.steps, *(len(record.steps) for record in run.records)), compared.steps, compared.not_compared
-        )
-        if compared.unmatched and (compared.strange or not compared.findings):
-            proof.failed[layout.name] = compared.unmatched
-            continue
-        if compared.in_part and not compared.findings:
-            proof.failed[layout.name] = compared.in_part
-        if compared.unmatched:
-            proof.notes.append(f"{layout.name}: {compared.unmatched}")
-        proof.findings += compared.findings
-        proof.kept |= compared.kept
-        if compared.model is not None:
-            proof.maps[layout.name] = compared.model
-        if compared.left_open:
-            left_open[layout.name] = compared.left_open
-        proof.notes += [note for note in compared.notes if note not in proof.notes]
-    compared_layouts = [layout for layout in layouts[1:] if layout.name not in proof.failed]
-    proof.findings = across_layouts.explain_across(proof.findings, left_open, compared_layouts)
-    proof.kept = {
-        finding: kept for finding, kept in proof.kept.items() if finding in proof.findings
-    }  # others have a cause
-    proof.lines = {finding: _line_of(finding, steps[finding.layout]) for finding in proof.findings}
+        result, notes = _run_and_compare(truth, layout, options, folder / str(number))
+        proof.layouts.append(result)
+        proof.notes += [note for note in notes if note not in proof.notes]
+    across_layouts.explain_across([result for result in proof.layouts[1:] if not result.error])
+    for result in proof.layouts:
+        result.left_open = None  # whole gradients, which nobody asks for any more
     return proof
+
+
+def _run_and_compare(
+    truth: Reference, layout: RunLayout, options: RunOptions, folder: Path
+) -> tuple[LayoutResult, list[str]]:
+    """Runs a layout and compares it with the reference; also returns notes about the comparison."""
+    run = Run(layout)
+    try:
+        run = runs.run_layout(layout, options, folder)
+        compared = _compare_run(truth, run, options, folder)
+    except ProveError as error:
+        return LayoutResult(layout, str(error), error.details), replayed_inputs.replay_notes(run, options.steps)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    records = [record.steps for record in run.records]
+    result = LayoutResult(
+        layout, steps_run=min(options.steps, *map(len, records)), steps_compared=compared.steps,
+        not_compared=compared.not_compared,
+    )  # fmt: skip
+    if compared.unmatched and (compared.strange or not compared.findings):
+        result.error = compared.unmatched
+        return result, []
+    result.error = "" if compared.findings else compared.in_part
+    result.findings = [replace(finding, line=_line_of(finding, records)) for finding in compared.findings]
+    result.model, result.left_open = compared.model, compared.left_open
+    notes = [*([f"{layout.name}: {compared.unmatched}"] if compared.unmatched else []), *compared.notes]
+    return result, [*replayed_inputs.replay_notes(run, compared.steps), *notes]
 
 
 #: By what a finding is of: what the step does there, whose line it has.
@@ -166,8 +163,8 @@ def _line_of(finding: Finding, ranks: Sequence[Sequence[Step]]) -> str:
     return site.removeprefix(inside)
 
 
-def _compare_one(truth: Reference, other: Run, options: RunOptions, place: Path) -> LayoutComparison:
-    """Compares one layout with the reference.
+def _compare_run(truth: Reference, other: Run, options: RunOptions, folder: Path) -> LayoutComparison:
+    """Compares a layout's run with the reference.
 
     Raises:
         ProveError: it could not be run, or not be compared.
@@ -178,15 +175,15 @@ def _compare_one(truth: Reference, other: Run, options: RunOptions, place: Path)
         raise ProveError(f"{other.layout.name} took no step of an optimizer after a backward pass")
     require_hashed_samples(other)
     compared = compare_layout(truth, other)
-    replayed_inputs.judge_replay(other, compared)
     _require_same_draws(truth.run, other, compared)
     compared.in_part = _partial_reason(truth.run, other)
     if options.sketched and (compared.findings or compared.unmatched):
-        compared = compare_in_full(truth, other, compared, options, place / "full")
+        compared = compare_in_full(truth, other, compared, options, folder / "full")
     case = compared.left_open
-    if case and (explained := counted_by_each_rank(truth, other, compared, case, options, place / "multiplied")):
+    if case and (explained := counted_by_each_rank(truth, other, compared, case, options, folder / "multiplied")):
         compared.findings = [explained if finding == case.finding else finding for finding in compared.findings]
         compared.left_open = None
+    replayed_inputs.judge_replay(other, compared)
     return compared
 
 

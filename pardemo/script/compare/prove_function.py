@@ -97,12 +97,11 @@ def prove(
             for layout in wanted:
                 _check_batch(batch, number, layout)
     plain = wanted[0] if wanted[0].ranks == 1 else None
-    training = partial(
-        _train, build=build, loss=loss, batches=list(batches[:steps]), parallelize=parallelize, plain=plain,
-        optimizer=optimizer, shard=shard or part, double=double, seed=seed,
-    )  # fmt: skip
+    training = Training(
+        build, loss, list(batches[:steps]), parallelize, plain, optimizer, shard or part, double=double, seed=seed
+    )
     options = runs.RunOptions(
-        steps=steps, double=double, timeout_s=timeout_s, function=lambda layout: partial(training, layout)
+        steps=steps, double=double, timeout_s=timeout_s, function=lambda layout: partial(training.train, layout)
     )
     return compare_layouts(wanted, options)
 
@@ -132,47 +131,54 @@ def _check_batch(batch: Any, number: int, layout: RunLayout) -> None:
         )
 
 
-def _train(
-    layout: RunLayout,
-    *,
-    build: Callable[[], nn.Module],
-    loss: Callable[[nn.Module, Any], torch.Tensor],
-    batches: Sequence[Any],
-    parallelize: Callable[[nn.Module, RunLayout], Any] | None,
-    plain: RunLayout | None,
-    optimizer: MakeOptimizer,
-    shard: Callable[[Any, RunLayout, int], Any],
-    double: bool,
-    seed: int,
-) -> None:
-    """Runs the training loop on a rank."""
-    dist.init_process_group("gloo")
-    rank, count = dist.get_rank(), layout.size("accumulate")
-    _seed(seed)
-    model = build()
-    model = model.double() if double else model
-    _seed(seed + 1 + rank // (layout.ranks // layout.size("dp")))
-    given = None if parallelize is None or layout == plain else parallelize(model, layout)
-    engine = _as_parallel(model if given is None else given)
-    built = None if engine.step else optimizer([p for p in engine.module.parameters() if p.requires_grad])
-    step: Any = engine.step if built is None else built.step
-    for batch in batches:
-        samples = shard(_to_double(batch) if double else batch, layout, rank)
-        if engine.train is not None:
-            engine.train(samples)
-        else:
-            for number in range(count):
-                value = loss(engine.module, _equal_part(samples, number, count))
-                if engine.backward is not None:
-                    engine.backward(value)
-                    step()
-                else:
-                    (value / count).backward()
-        if engine.backward is None:
-            if engine.synchronize is not None:
-                engine.synchronize()
-            step()
-            (built or engine.module).zero_grad()
+@dataclass(frozen=True)
+class Training:
+    """A training loop that ranks run in any layout; what it is made of as of :func:`prove`."""
+
+    build: Callable[[], nn.Module]
+    loss: Callable[[nn.Module, Any], torch.Tensor]
+    batches: Sequence[Any]
+    parallelize: Callable[[nn.Module, RunLayout], Any] | None
+    #: a layout in which the model is trained as it was built
+    plain: RunLayout | None
+    optimizer: MakeOptimizer
+    shard: Callable[[Any, RunLayout, int], Any]
+    double: bool
+    seed: int
+
+    def train(self, layout: RunLayout) -> None:
+        """Runs the training loop on a rank."""
+        dist.init_process_group("gloo")
+        rank, count = dist.get_rank(), layout.size("accumulate")
+        engine = self._engine(layout, rank)
+        built = None if engine.step else self.optimizer([p for p in engine.module.parameters() if p.requires_grad])
+        step: Any = engine.step if built is None else built.step
+        for batch in self.batches:
+            samples = self.shard(_to_double(batch) if self.double else batch, layout, rank)
+            if engine.train is not None:
+                engine.train(samples)
+            else:
+                for number in range(count):
+                    value = self.loss(engine.module, _equal_part(samples, number, count))
+                    if engine.backward is not None:
+                        engine.backward(value)
+                        step()
+                    else:
+                        (value / count).backward()
+            if engine.backward is None:
+                if engine.synchronize is not None:
+                    engine.synchronize()
+                step()
+                (built or engine.module).zero_grad()
+
+    def _engine(self, layout: RunLayout, rank: int) -> Parallel:
+        """Builds the model and makes it parallel; each group of ranks that share it then draws from its own seed."""
+        _seed(self.seed)
+        model = self.build()
+        model = model.double() if self.double else model
+        _seed(self.seed + 1 + rank // (layout.ranks // layout.size("dp")))
+        given = None if self.parallelize is None or layout == self.plain else self.parallelize(model, layout)
+        return _as_parallel(model if given is None else given)
 
 
 def _as_parallel(returned: Any) -> Parallel:

@@ -63,8 +63,8 @@ class Reference:
         for at in range(step + 1) if self.noise else (step,):
             gradient = self.whole[at].gradients.get(name)
             if gradient is not None:
-                each = self.allowed("gradient", name, at) / max(gradient.numel(), 1) ** 0.5
-                above &= gradient.abs() > max(self.tolerance_of(name) * self._floors[at][name], each)
+                of_an_element = self.allowed("gradient", name, at) / max(gradient.numel(), 1) ** 0.5
+                above &= gradient.abs() > max(self.tolerance_of(name) * self._floors[at][name], of_an_element)
         return above
 
     def tolerance_of(self, name: str) -> float:
@@ -135,8 +135,8 @@ def order_of(run: Run, step: int) -> dict[str, int]:
     """Numbers modules in the order in which they end in the reference; a module that runs often by its last end."""
     order: dict[str, int] = {}
     for rank in range(run.layout.ranks):
-        for place, call in enumerate(run.records[rank].steps[step].calls):
-            order[call.module] = max(order.get(call.module, -1), place)
+        for position, call in enumerate(run.records[rank].steps[step].calls):
+            order[call.module] = max(order.get(call.module, -1), position)
     return order
 
 

@@ -183,10 +183,12 @@ def judge_replay(run: Run, comparison: LayoutComparison) -> None:
             f"at {text}: {what}; make it behind the model's call, or draw samples from torch's own generator, whose "
             "numbers are replayed"
         )
-    for text, off in (item for report in fed for item in report.apart.items()):
+    apart = [item for report in fed for item in report.apart.items()]
+    if apart:
+        text, off = apart[0]
         also = f"; what the loss reads at {text} is not what it was in the reference, by {off} of its largest number"
-        comparison.findings = [
-            replace(finding, why=finding.why + also) if finding.cause in ("", "loss") else finding
-            for finding in comparison.findings
-        ]
-        break
+        explained = {finding: replace(finding, why=finding.why + also) for finding in comparison.findings
+                if finding.cause in ("", "loss")}  # fmt: skip
+        comparison.findings = [explained.get(finding, finding) for finding in comparison.findings]
+        if (case := comparison.left_open) is not None:
+            comparison.left_open = replace(case, finding=explained.get(case.finding, case.finding))

@@ -11,13 +11,14 @@ import torch
 
 from pardemo.script.compare.differences import Finding
 from pardemo.script.compare.runs import ProveError, Run
+from pardemo.script.compare.step_pair import StepPair
 from pardemo.script.record.rank_record import RankRecord
 from pardemo.world.errors import ranks_text
 
 
 @dataclass(frozen=True)
 class RowPosition:
-    """A row's position in the reference: micro-batch, row, and its tokens' places (None for all of them).
+    """A row's position in the reference: micro-batch, row, and its tokens' positions (None for all of them).
 
     ``length``: tokens of the whole row, where a part of it is meant.
     """
@@ -32,23 +33,24 @@ class RowPosition:
 class StepSamples:
     """A layout's samples of a step, matched with the reference's.
 
-    ``places``: of rank, micro-batch and row. None are those of a pipeline's later stages, which get activations.
+    ``positions``: of rank, micro-batch and row. None are those of a pipeline's later stages, which get activations.
     """
 
-    places: dict[tuple[int, int, int], RowPosition] = field(default_factory=dict)
+    positions: dict[tuple[int, int, int], RowPosition] = field(default_factory=dict)
     finding: Finding | None = None
     note: str = ""
 
 
-def match_samples(reference: Run, other: Run, step: int) -> StepSamples:
+def match_samples(step_pair: StepPair) -> StepSamples:
     """Matches a layout's samples of a step with the reference's.
 
     Raises:
         ProveError: the global batches have different sizes.
     """
-    samples = _match(_rows_of(reference, step), _rows_of(other, step), reference, other, step)
+    reference, step = step_pair.reference.run, step_pair.step
+    samples = _match(_rows_of(reference, step), _rows_of(step_pair.other, step), step_pair)
     if reference.layout.ranks == 1:
-        _place_later_modules(reference, other, step, samples)
+        _place_later_modules(step_pair, samples)
     return samples
 
 
@@ -62,7 +64,7 @@ class _Row(NamedTuple):
     tokens: torch.Tensor
 
     @property
-    def place(self) -> tuple[int, int, int]:
+    def position(self) -> tuple[int, int, int]:
         return self.rank, self.micro_batch, self.number
 
 
@@ -85,27 +87,28 @@ def _rows_of(run: Run, step: int) -> list[_Row]:
     return rows
 
 
-def _match(expected: list[_Row], candidate: list[_Row], reference: Run, other: Run, step: int) -> StepSamples:
+def _match(expected: list[_Row], candidate: list[_Row], step_pair: StepPair) -> StepSamples:
     at = {row.hash: RowPosition(row.micro_batch, row.number) for row in reversed(expected)}
-    samples = StepSamples({row.place: at[row.hash] for row in candidate if row.hash in at})
+    samples = StepSamples({row.position: at[row.hash] for row in candidate if row.hash in at})
     wanted = Counter(row.hash for row in expected)
     if not expected:
         return samples
-    if not samples.places:
-        return _match_without_padding(expected, candidate) or _match_parts(expected, candidate, other, step)
+    if not samples.positions:
+        return _match_without_padding(expected, candidate) or _match_parts(expected, candidate, step_pair)
     # others are activations, for a later stage, or a module's that is run by itself; without stages all are samples
-    micros = {row.place[:2] for row in candidate if row.hash in at}
-    if other.layout.size("pp") == 1:
-        records = [record.steps[step].micro_batches for record in other.records]
-        micros |= {row.place[:2] for row in candidate if not records[row.rank][row.micro_batch].activations}
-    total = Counter(row.hash for row in candidate if row.place[:2] in micros)
-    if total.total() < len(expected) and step == 0 and total.keys() == wanted.keys():  # all alike, and fewer of them
-        raise _unequal_batches(reference, other, total.total(), len(expected))
+    micros = {row.position[:2] for row in candidate if row.hash in at}
+    if step_pair.other.layout.size("pp") == 1:
+        records = [record.micro_batches for record in step_pair.records]
+        micros |= {row.position[:2] for row in candidate if not records[row.rank][row.micro_batch].activations}
+    total = Counter(row.hash for row in candidate if row.position[:2] in micros)
+    first = step_pair.step == 0
+    if total.total() < len(expected) and first and total.keys() == wanted.keys():  # all alike, and fewer of them
+        raise _unequal_batches(step_pair, total.total(), len(expected))
     if _is_multiple(total, wanted):
         return samples  # ranks of one tensor-parallel group have the same samples
     if (padded := _match_without_padding(expected, candidate)) is not None:
         return padded
-    return _describe_mismatch(wanted, candidate, reference, other, step, samples)
+    return _describe_mismatch(wanted, candidate, step_pair, samples)
 
 
 def _is_multiple(samples: Counter[Any], wanted: Counter[Any]) -> bool:
@@ -114,32 +117,33 @@ def _is_multiple(samples: Counter[Any], wanted: Counter[Any]) -> bool:
     return samples == Counter({sample: round(count * times) for sample, count in wanted.items()})
 
 
-def _place_later_modules(reference: Run, other: Run, step: int, samples: StepSamples) -> None:
+def _place_later_modules(step_pair: StepPair, samples: StepSamples) -> None:
     """Places rows of modules that ranks run after others as those of the module that got as many samples."""
-    truth = reference.records[0].steps[step].micro_batches
-    for rank, record in enumerate(other.records):
+    truth = step_pair.reference_record.micro_batches
+    for rank, record in enumerate(step_pair.records):
         begin = -1
-        for number, micro in enumerate(record.steps[step].micro_batches):
+        for number, micro in enumerate(record.micro_batches):
             if not micro.activations:
                 begin = number
             for row in range(len(micro.samples)) if micro.activations else ():
-                first = samples.places.get((rank, begin, row))
+                first = samples.positions.get((rank, begin, row))
                 at = first.micro_batch + number - begin if first else len(truth)
                 if first and at < len(truth) and truth[at].activations and first.row < len(truth[at].samples):
-                    samples.places.setdefault((rank, number, row), replace(first, micro_batch=at))
+                    samples.positions.setdefault((rank, number, row), replace(first, micro_batch=at))
 
 
 def _describe_mismatch(
-    wanted: Counter[str], candidate: list[_Row], reference: Run, other: Run, step: int, samples: StepSamples
+    wanted: Counter[str], candidate: list[_Row], step_pair: StepPair, samples: StepSamples
 ) -> StepSamples:
     """Says in a sentence which samples are missing, are others', or are there more than once."""
+    _, other, step = step_pair
     layout, total = other.layout, Counter(row.hash for row in candidate)
     model = layout.size("tp") * layout.size("cp")
     count, share = total.total() // model, wanted.total()
     missing, strange = len(wanted.keys() - total.keys()), len(total.keys() - wanted.keys())
     fewer = not strange and missing == share - len(total) and len(total) == total.total()
     if count != share and step == 0 and (fewer or (strange and not missing)):
-        raise _unequal_batches(reference, other, count, share)
+        raise _unequal_batches(step_pair, count, share)
     least = min((total[sample] for sample in total if sample in wanted), default=1)
     twice = sum(times > max(least, model) for times in total.values())
     by_rank = [_by_rank(candidate, rank) for rank in range(layout.ranks)]
@@ -160,25 +164,26 @@ def _describe_mismatch(
             parts.append(f"rank {rank} has its samples of step {again + 1} again: is set_epoch called there?")
     if model > 1 and strange:
         parts.append(f"ranks of a group of {model} that share a model have to have the same samples")
-    return replace(samples, finding=_finding(other, step, "; ".join(parts) or "the samples are others"))
+    return replace(samples, finding=_finding(step_pair, "; ".join(parts) or "the samples are others"))
 
 
 def _by_rank(rows: list[_Row], rank: int) -> Counter[str]:
     return Counter(row.hash for row in rows if row.rank == rank)
 
 
-def _finding(other: Run, step: int, why: str) -> Finding:
-    return Finding(other.layout.name, step + 1, "data", "data", why)
+def _finding(step_pair: StepPair, why: str) -> Finding:
+    return step_pair.finding("data", "data", why)
 
 
-def _unequal_batches(reference: Run, other: Run, count: int, share: int) -> ProveError:
+def _unequal_batches(step_pair: StepPair, count: int, share: int) -> ProveError:
+    reference, other = step_pair.reference.run, step_pair.other
     return ProveError(
         f"a step of {other.layout.name} has {count} samples, and one of {reference.layout.name} has {share}: choose "
         "layouts whose ranks × batch × accumulate are the same"
     )
 
 
-def _match_parts(expected: list[_Row], candidate: list[_Row], other: Run, step: int) -> StepSamples:
+def _match_parts(expected: list[_Row], candidate: list[_Row], step_pair: StepPair) -> StepSamples:
     """Matches rows that are a part of the reference's, as under context parallelism, by their tokens."""
     samples, length = StepSamples(), len(expected[0].tokens)
     unlike = [len({len(row.tokens) for row in rows}) > 1 for rows in (expected, candidate)]
@@ -187,18 +192,18 @@ def _match_parts(expected: list[_Row], candidate: list[_Row], other: Run, step: 
     table = torch.stack([row.tokens for row in expected])  # [rows, s]
     covered = torch.zeros_like(table)
     complete = True
-    for rank in range(other.layout.ranks):
+    for rank in range(step_pair.other.layout.ranks):
         rows = [row for row in candidate if row.rank == rank]
-        places = _place_rows([row.tokens for row in rows], table, covered)
-        complete &= places is not None
-        for row, (at, tokens) in zip(rows, places or (), strict=False):
-            samples.places[row.place] = RowPosition(expected[at].micro_batch, expected[at].number, tokens, length)
+        positions = _place_rows([row.tokens for row in rows], table, covered)
+        complete &= positions is not None
+        for row, (at, tokens) in zip(rows, positions or (), strict=False):
+            samples.positions[row.position] = RowPosition(expected[at].micro_batch, expected[at].number, tokens, length)
             covered[at, tokens] += 1
-    if samples.places and (not complete or len(covered.unique()) != 1):
+    if samples.positions and (not complete or len(covered.unique()) != 1):
         why = "the ranks' parts of the samples do not make the reference's samples: tokens are missing or come twice"
-        samples.finding = _finding(other, step, why)
-    elif not samples.places and candidate:
-        samples.finding = _finding(other, step, "no sample is one of the reference's in this step")
+        samples.finding = _finding(step_pair, why)
+    elif not samples.positions and candidate:
+        samples.finding = _finding(step_pair, "no sample is one of the reference's in this step")
     return samples
 
 
@@ -210,10 +215,10 @@ def _match_packed(expected: list[_Row], candidate: list[_Row]) -> StepSamples:
         begins = (match.tokens == row.tokens[0]).nonzero().reshape(-1).tolist() if size else []
         blocks = (torch.arange(begin, begin + size) for begin in begins if begin + size <= len(unused))
         block = next((at for at in blocks if unused[at].all() and torch.equal(match.tokens[at], row.tokens)), None)
-        if block is not None and row.place not in samples.places:
+        if block is not None and row.position not in samples.positions:
             unused[block] = False
-            samples.places[row.place] = RowPosition(match.micro_batch, match.number, block, len(unused))
-    if len(samples.places) == len(candidate) and not any(bool(unused.any()) for unused in free):
+            samples.positions[row.position] = RowPosition(match.micro_batch, match.number, block, len(unused))
+    if len(samples.positions) == len(candidate) and not any(bool(unused.any()) for unused in free):
         return samples
     return StepSamples(note="samples are not compared: rows are as long as what is packed into them")
 
@@ -232,54 +237,54 @@ def _match_without_padding(expected: list[_Row], candidate: list[_Row]) -> StepS
             bare = [[_stripped(row, value, at) for row in rows] for rows in tokens]
             if not _is_multiple(Counter(bare[1]), Counter(bare[0])):
                 continue
-            where = dict(zip(bare[0], expected, strict=True))
+            by_tokens = dict(zip(bare[0], expected, strict=True))
             samples = StepSamples(note=f"samples are compared without their padding, {value} at the {side} of rows")
             for row, stripped in zip(candidate, bare[1], strict=True):
-                match = where[stripped]
+                match = by_tokens[stripped]
                 least, length = min(len(row.tokens), len(match.tokens)), len(match.tokens)
                 seen = torch.arange(least) if side == "end" else torch.arange(length - least, length)
-                samples.places[row.place] = RowPosition(match.micro_batch, match.number, seen, length)
+                samples.positions[row.position] = RowPosition(match.micro_batch, match.number, seen, length)
             return samples
     return None
 
 
 def _stripped(tokens: tuple[int, ...], value: int, at: int) -> tuple[int, ...]:
     """Returns tokens without all of one value at their end (-1), or at their beginning (0)."""
-    kept = [place for place, token in enumerate(tokens) if token != value]
+    kept = [index for index, token in enumerate(tokens) if token != value]
     return () if not kept else tokens[kept[0] :] if at == 0 else tokens[: kept[-1] + 1]
 
 
 def _place_rows(
     rows: list[torch.Tensor], table: torch.Tensor, covered: torch.Tensor
 ) -> list[tuple[int, torch.Tensor]] | None:
-    """Finds for each of a rank's rows the whole row and the places in it, the same for all; None where there are none.
+    """Finds for each of a rank's rows the whole row and the positions in it, the same for all; None without any.
 
-    Where several places would do, those that other ranks have least.
+    Where several positions would do, those that other ranks have least.
     """
     if not rows or any(len(row) != len(rows[0]) for row in rows) or not 0 < len(rows[0]) <= table.shape[1]:
         return None
     best, least = None, float("inf")
-    for places in _candidate_positions(len(rows[0]), table.shape[1]):
+    for positions in _candidate_positions(len(rows[0]), table.shape[1]):
         at: dict[tuple[int, ...], list[int]] = {}
-        for number, row in enumerate(table[:, places].tolist()):
+        for number, row in enumerate(table[:, positions].tolist()):
             at.setdefault(tuple(row), []).append(number)
         if not all(tuple(row.tolist()) in at for row in rows):
             continue
-        counts = covered[:, places].sum(1).tolist()
+        counts = covered[:, positions].sum(1).tolist()
         chosen: list[tuple[int, torch.Tensor]] = []
         load = 0
         for values in rows:
             number = min(at[tuple(values.tolist())], key=lambda n: counts[n])
             load += counts[number]
-            counts[number] += len(places)
-            chosen.append((number, places))
+            counts[number] += len(positions)
+            chosen.append((number, positions))
         if load < least:
             best, least = chosen, load
     return best
 
 
 def _candidate_positions(length: int, total: int) -> Iterator[torch.Tensor]:
-    """Yields a part's possible places: one block, at multiples of its length first, or two halves, as in zigzag."""
+    """Yields a part's possible positions: one block, at multiples of its length first, or two halves, as in zigzag."""
     begins = [*range(0, total - length + 1, length), *(b for b in range(total - length + 1) if b % length)]
     for begin in begins:
         yield torch.arange(begin, begin + length)
@@ -379,10 +384,10 @@ def steps_away(
 
     ``least``: steps that have to be the same before anything is said.
     """
-    for place in range(len(reference)):
-        pairs = list(zip(candidate, reference[place:], strict=False))
-        if place != begin and len(pairs) >= least and all(same(a, b) for a, b in pairs):
-            return place - begin
+    for first in range(len(reference)):
+        pairs = list(zip(candidate, reference[first:], strict=False))
+        if first != begin and len(pairs) >= least and all(same(a, b) for a, b in pairs):
+            return first - begin
     return 0
 
 

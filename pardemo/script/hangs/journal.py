@@ -108,7 +108,7 @@ class LoggedCall:
 
 
 #: Fields of a call that are known as it begins.
-BEGINS = tuple(each.name for each in fields(LoggedCall) if each.name not in ("end_s", "failed"))
+BEGINS = tuple(column.name for column in fields(LoggedCall) if column.name not in ("end_s", "failed"))
 
 
 @dataclass(frozen=True)

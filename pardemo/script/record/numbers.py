@@ -44,8 +44,8 @@ def dropout_noted(sites: CallSites, note: Callable[[Mask], None], notes: list[st
         with torch.no_grad():
             plain = local_part(input)
             dropped = rank_record.digest(function(torch.ones_like(plain), p, True) == 0)
-        place = sites.here()
-        note(Mask(place.module, place.line, rank_record.digest(plain), dropped, plain.numel(), place.repeated))
+        site = sites.here()
+        note(Mask(site.module, site.line, rank_record.digest(plain), dropped, plain.numel(), site.repeated))
         return input
 
     attend = functional.scaled_dot_product_attention

@@ -92,10 +92,10 @@ class Parameters:
         """Parameters of all optimizers, by their places there."""
         optimizers = living_optimizers(self.optimizers)
         return [
-            (f"optimizer.{number}.{group}.{place}" if len(optimizers) > 1 else f"optimizer.{group}.{place}", parameter)
+            (f"optimizer.{number}.{group}.{index}" if len(optimizers) > 1 else f"optimizer.{group}.{index}", parameter)
             for number, optimizer in enumerate(optimizers)
             for group, settings in enumerate(optimizer.param_groups)
-            for place, parameter in enumerate(settings["params"])
+            for index, parameter in enumerate(settings["params"])
         ]
 
     def _pieces(self, *, gradients: bool = True, at_hand: bool = False) -> list[HeldPiece]:

@@ -64,21 +64,21 @@ def annotations(verdict: Verdict, script: str, root: Path) -> list[str]:
         verdict: as ``prove --json`` prints it, made in the folder that we are in.
         script: the script's path, for what has no line. root: the repository, from which GitHub counts paths.
     """
-    made = []
+    lines = []
     for row in verdict["findings"]:
-        file, line = _place(row, script, root)
+        file, line = _file_and_line(row, script, root)
         message = finding_message(row) + (f". What to change: {CAUSES}" if row["cause"] else "")
-        made.append(annotation(message, f"pardemo prove, {row['layout']}", file, line))
+        lines.append(annotation(message, f"pardemo prove, {row['layout']}", file, line))
     for row in verdict["layouts"]:
         if row["error"]:
             line = next(
                 (match[2] for match in _LINE.finditer(row["error"]) if match[1] == os.path.basename(script)), ""
             )
-            made.append(annotation(row["error"], f"pardemo prove, {row['layout']}", _from(root, script), line))
-    return made
+            lines.append(annotation(row["error"], f"pardemo prove, {row['layout']}", _from(root, script), line))
+    return lines
 
 
-def _place(row: Verdict, script: str, root: Path) -> tuple[str, str]:
+def _file_and_line(row: Verdict, script: str, root: Path) -> tuple[str, str]:
     """Returns a finding's file, the script where it has no line, and its line; both empty outside of the repository."""
     file, _, line = row.get("line", "").rpartition(":")
     return (inside, line) if (inside := _from(root, file or script)) else ("", "")
@@ -101,8 +101,10 @@ def junit(verdict: Verdict, script: str, root: Path) -> ElementTree.Element:
         case = ElementTree.SubElement(suite, "testcase", classname=file, name=_plain(layout["layout"]), file=file)
         rows = [row for row in verdict["findings"] if row["layout"] == layout["layout"]]
         if rows:
-            places = [":".join(filter(None, _place(row, script, root))) or row.get("line") or file for row in rows]
-            text = "\n".join(f"{place}: {finding_message(row)}" for place, row in zip(places, rows, strict=True))
+            sites = [
+                ":".join(filter(None, _file_and_line(row, script, root))) or row.get("line") or file for row in rows
+            ]
+            text = "\n".join(f"{site}: {finding_message(row)}" for site, row in zip(sites, rows, strict=True))
             attributes = {"message": _plain(finding_message(rows[0])), "type": rows[0]["cause"] or "no known cause"}
             ElementTree.SubElement(case, "failure", attributes).text = _plain(text)
         elif layout["error"]:

@@ -22,16 +22,16 @@ def report_folder(path: str) -> Path:
     Raises:
         ValueError: it cannot be one, or nothing can be written there; said before anything runs.
     """
-    made = Path(path)
+    folder = Path(path)
     try:
-        made.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=made):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
             pass
     except FileExistsError:
         raise ValueError(f"--out is a folder, and {path} is a file") from None
     except OSError as error:
         raise ValueError(f"--out: nothing can be written to {path}: {error.strerror}") from None
-    return made
+    return folder
 
 
 def clear_reports(folder: Path) -> None:
@@ -64,16 +64,16 @@ def events(seen: Sequence[RankTrace]) -> list[dict[str, Any]]:
     they waited for.
     """
     zero_s = min(trace.cuts[WARM - 1].at_s for trace in seen)
-    made: list[dict[str, Any]] = []
+    trace_events: list[dict[str, Any]] = []
     together: dict[tuple[str, tuple[int, ...], int], list[tuple[float, int, int]]] = {}
     for trace in seen:
 
         def add(name: str, row: int, begin_s: float, end_s: float, rank: int = trace.rank, **fields: Any) -> None:
             span = {"ts": (begin_s - zero_s) * 1e6, "dur": max((end_s - begin_s) * 1e6, 0.1)}
-            made.append({"ph": "X", "name": name, "pid": rank, "tid": row, "args": fields} | span)
+            trace_events.append({"ph": "X", "name": name, "pid": rank, "tid": row, "args": fields} | span)
 
         def names(kind: str, name: str, tid: int = 0, rank: int = trace.rank) -> None:
-            made.append({"ph": "M", "name": kind, "pid": rank, "tid": tid, "args": {"name": name}})
+            trace_events.append({"ph": "M", "name": kind, "pid": rank, "tid": tid, "args": {"name": name}})
 
         names("process_name", f"rank {trace.rank}")
         calls = [call for call in trace.calls if WARM <= call.step < len(trace.cuts)]
@@ -84,11 +84,11 @@ def events(seen: Sequence[RankTrace]) -> list[dict[str, Any]]:
         for step in range(WARM, len(trace.cuts)):
             add(f"step {step - WARM}", 0, trace.cuts[step - 1].at_s, trace.cuts[step].at_s)
         for call, row in zip(calls, rows, strict=True):
-            place = call.place
+            site = call.site
             add(
-                f"{call.kind} {place.module or place.line}".strip(), row, call.begin_s, call.end_s or call.begin_s,
-                bytes=call.nbytes, sent=call.sent, ranks=list(call.ranks), dtype=call.dtype, line=place.line,
-                module=place.module, phase=place.phase,
+                f"{call.kind} {site.module or site.line}".strip(), row, call.begin_s, call.end_s or call.begin_s,
+                bytes=call.nbytes, sent=call.sent, ranks=list(call.ranks), dtype=call.dtype, line=site.line,
+                module=site.module, phase=site.phase,
             )  # fmt: skip
             together.setdefault((call.group, call.ranks, call.number), []).append((call.begin_s, trace.rank, row))
     for flow, begins in enumerate(together.values()):
@@ -96,18 +96,18 @@ def events(seen: Sequence[RankTrace]) -> list[dict[str, Any]]:
         for begin_s, rank, row in begins:
             if rank != last and begin_s < last_s:
                 at = {"name": "waits for", "cat": "flow", "id": f"{flow}.{rank}", "ts": (last_s - zero_s) * 1e6}
-                made.append(at | {"ph": "s", "pid": last, "tid": last_row})
-                made.append(at | {"ph": "f", "bp": "e", "pid": rank, "tid": row})
-    return made
+                trace_events.append(at | {"ph": "s", "pid": last, "tid": last_row})
+                trace_events.append(at | {"ph": "f", "bp": "e", "pid": rank, "tid": row})
+    return trace_events
 
 
 def _rows(spans: Sequence[tuple[float, float]]) -> list[int]:
     """Returns a row for each span, from 1 on, so that no two spans of a row overlap: viewers cannot draw that."""
     ends: list[float] = []
     rows = [0] * len(spans)
-    for place in sorted(range(len(spans)), key=spans.__getitem__):
-        begin, end = spans[place]
+    for index in sorted(range(len(spans)), key=spans.__getitem__):
+        begin, end = spans[index]
         free = next((row for row, until in enumerate(ends) if until <= begin), len(ends))
         ends[free:] = [end, *ends[free + 1 :]]
-        rows[place] = free + 1
+        rows[index] = free + 1
     return rows

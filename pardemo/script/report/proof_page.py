@@ -1,10 +1,12 @@
 """Writes the page of a proof, and the folder of ``--out``; says what to do next."""
 
+import itertools
 import json
 import os
 import re
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from safetensors.torch import save_file
@@ -12,10 +14,9 @@ from safetensors.torch import save_file
 from pardemo.script import blocks
 from pardemo.script.blocks import Block, Chart, Line, Lines, Marked, Section, paragraphs
 from pardemo.script.compare import results
-from pardemo.script.compare.differences import MOST_BYTES, Finding, Kept
+from pardemo.script.compare.differences import MOST_BYTES, Finding, KeptTensors
 from pardemo.script.compare.module_map import COLUMNS, ModelMap
-from pardemo.script.compare.results import Proof
-from pardemo.script.compare.run_layouts import RunLayout
+from pardemo.script.compare.results import LayoutResult, Proof
 from pardemo.script.report import model_map
 from pardemo.script.report.files import report_folder as made_folder
 from pardemo.tables import amount
@@ -45,20 +46,19 @@ def proof_page(proof: Proof, script: str) -> str:
     lines: list[Line] = []
     sections: list[Section] = []
     for number, layout in enumerate(proof.layouts[1:], 1):
-        sign, colour = results.layout_sign(proof, layout)
-        findings = results.findings_of(proof, layout)
-        sentence = results.finding_head(findings[0]) if findings else results.ALIKE
-        sentence = "could not be compared" if layout.name in proof.failed else sentence
+        sign, colour = layout.sign
+        sentence = results.finding_head(layout.findings[0]) if layout.findings else results.ALIKE
+        sentence = "could not be compared" if layout.error else sentence
         link = Marked("a", layout.name, f' href="#layout-{number}"')
         lines.append([Marked("strong", sign, f' class="{colour}"'), " ", link, f": {sentence}"])
-        sections.append(Section(f"layout-{number}", f"{sign} {layout.name}", "", _layout_blocks(proof, layout)))
+        sections.append(Section(f"layout-{number}", f"{sign} {layout.name}", "", _layout_blocks(layout, proof.steps)))
     files: list[Line] = [[Marked("code", "prove.json"), " the same for programs, with all parameters of each finding"]]
-    if proof.files:
+    if any(finding.tensors_file for finding in proof.findings):
         contents = "the reference's and the layout's tensors of findings that nobody explains"
         files.append([Marked("code", "tensors"), f" {contents}, up to {amount(MOST_BYTES)} of each"])
     return blocks.report_page(
         f"{script} in {len(proof.layouts)} layouts",
-        f"{blocks.sentence(results.proof_verdict(proof))} The reference is {results.reference_text(proof)}.",
+        f"{blocks.sentence(proof.verdict)} The reference is {proof.reference_text}.",
         [
             Section("verdict", "Verdict", "", [Lines(lines)]),
             *sections,
@@ -69,23 +69,25 @@ def proof_page(proof: Proof, script: str) -> str:
     )
 
 
-def _layout_blocks(proof: Proof, layout: RunLayout) -> list[Block]:
-    findings, model = results.findings_of(proof, layout), proof.maps.get(layout.name)
-    below: list[Block] = [paragraphs([Marked("code", " ".join(layout.line))])]
-    if lead := results.layout_lead(proof, layout):
+def _layout_blocks(result: LayoutResult, steps: int) -> list[Block]:
+    findings, model = result.findings, result.model
+    below: list[Block] = [paragraphs([Marked("code", " ".join(result.layout.line))])]
+    if lead := result.lead(steps):
         below.append(paragraphs(blocks.sentence(lead)))
     for finding in findings if not lead else ():
-        below += results.finding_blocks(finding, _kept(proof, finding) if finding in proof.files else "")
-    if layout.name in proof.failed or model is None:
+        below += results.finding_blocks(finding, _tensors_line(finding))
+    if result.error or model is None:
         return below
     title = Chart("", title=f"The model in step {model.step}")
     drawn = model_map.map_blocks(model, [finding.module for finding in findings if finding.module])
     return [*below, title, paragraphs(_compared(model, findings)), *drawn]
 
 
-def _kept(proof: Proof, finding: Finding) -> Line:
-    """Says where a finding's tensors are, and which of them."""
-    kept, name = proof.kept[finding], proof.files[finding]
+def _tensors_line(finding: Finding) -> Line:
+    """Says where a finding's tensors are, and which of them; empty where none were written."""
+    kept, name = finding.tensors, finding.tensors_file
+    if kept is None or name is None:
+        return ""
     size_text = f", {amount(sum(tensor.nbytes for tensor in kept.tensors.values()))}"
     if kept.sketches:
         size_text += f"; of {', '.join(kept.sketches)} these are sketches"
@@ -117,11 +119,11 @@ def proof_folder(path: str) -> Path:
     Raises:
         ValueError: it has other things, cannot be one, or cannot be written to; said before anything runs.
     """
-    made = made_folder(path)
-    strange = sorted(entry.name for entry in made.iterdir() if not _ours(entry))
+    folder = made_folder(path)
+    strange = sorted(entry.name for entry in folder.iterdir() if not _ours(entry))
     if strange:
         raise ValueError(f"--out: {path} has other things in it, as {strange[0]}: say a folder of its own")
-    return made
+    return folder
 
 
 def _ours(path: Path) -> bool:
@@ -137,14 +139,16 @@ def write_proof(folder: Path, proof: Proof, script: str) -> None:
     The page and the verdict of an earlier proof go first: where a page is, all that it names is of the same proof.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    numbers = {finding: number for number, finding in enumerate(proof.findings, 1)}
-    proof.files = {finding: f"{TENSORS}/finding{numbers[finding]}.safetensors" for finding in proof.kept}
+    numbers = itertools.count(1)
+    for layout in proof.layouts:
+        layout.findings = [_with_file(finding, next(numbers)) for finding in layout.findings]
     for left in folder.glob(f"{_WRITTEN}*"):  # by a proof that was killed while it wrote
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=_WRITTEN) as temporary:
         new = Path(temporary)
-        for finding, kept in proof.kept.items():
-            _save(new / proof.files[finding], kept)
+        for finding in proof.findings:
+            if finding.tensors is not None and finding.tensors_file is not None:
+                _save(new / finding.tensors_file, finding.tensors)
         (new / VERDICT).write_text(json.dumps(proof.as_json(), indent=1), "utf-8")
         (new / PAGE).write_text(proof_page(proof, script), "utf-8")
         (folder / PAGE).unlink(missing_ok=True)
@@ -155,7 +159,12 @@ def write_proof(folder: Path, proof: Proof, script: str) -> None:
                 os.replace(new / name, folder / name)
 
 
-def _save(path: Path, kept: Kept) -> None:
+def _with_file(finding: Finding, number: int) -> Finding:
+    """Returns a finding with the file that its tensors are written to, if it has any; ``number``: of the finding."""
+    return replace(finding, tensors_file=f"{TENSORS}/finding{number}.safetensors") if finding.tensors else finding
+
+
+def _save(path: Path, kept: KeptTensors) -> None:
     path.parent.mkdir(exist_ok=True)
     tensors = {name: tensor.contiguous().clone() for name, tensor in kept.tensors.items()}  # none shares memory
     save_file(tensors, path, {"left out": json.dumps(kept.left_out), "sketches": json.dumps(kept.sketches)})

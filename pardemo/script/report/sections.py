@@ -147,8 +147,8 @@ def _by_hand(measured: Summary) -> str:
     """Describes data parallelism that the script does itself, recognised by its bytes; empty without any."""
     for row in measured.collectives:
         if row.why in BY_HAND:
-            where = f" at {row.line}" if row.line else ""
-            return f"{BY_HAND[row.why]} over {ranks_text(list(row.ranks))}, by the script itself{where}"
+            site = f" at {row.line}" if row.line else ""
+            return f"{BY_HAND[row.why]} over {ranks_text(list(row.ranks))}, by the script itself{site}"
     return ""
 
 
@@ -167,18 +167,18 @@ def _merge_numbered(rows: list[Row]) -> list[Row]:
     together: dict[tuple, list[Row]] = {}
     for row in rows:
         form = re.sub(r"\d+", "*", row.module), re.sub(r"\d+", "*", row.why)
-        together.setdefault((row.kind, row.ranks, row.line, row.place.phase, row.dtype, *form), []).append(row)
-    made = []
+        together.setdefault((row.kind, row.ranks, row.line, row.site.phase, row.dtype, *form), []).append(row)
+    merged_rows = []
     for (*_, module, why), some in together.items():
         merged = some[0]
         if len(some) > 1:
             expected = [row.expected_bytes for row in some if row.expected_bytes is not None]
             merged = replace(
                 merged, calls=sum(row.calls for row in some), bytes=sum(row.bytes for row in some),
-                expected_bytes=sum(expected) if expected else None, place=merged.place._replace(module=module), why=why,
+                expected_bytes=sum(expected) if expected else None, site=merged.site._replace(module=module), why=why,
             )  # fmt: skip
-        made.append(merged)
-    return sorted(made, key=lambda row: -row.bytes)
+        merged_rows.append(merged)
+    return sorted(merged_rows, key=lambda row: -row.bytes)
 
 
 def _collectives(measured: Summary) -> list[Sequence[Line]]:
@@ -187,7 +187,7 @@ def _collectives(measured: Summary) -> list[Sequence[Line]]:
     for row in _merge_numbered(measured.collectives):
         ranks = " → ".join(map(str, row.ranks)) if row.kind == "send" else ranks_text(list(row.ranks)).partition(" ")[2]
         expected = "" if row.expected_bytes is None else amount(row.expected_bytes)
-        most = "" if row.rank is None or row.place.objects else f"rank {row.rank} sends most"
+        most = "" if row.rank is None or row.site.objects else f"rank {row.rank} sends most"
         remark = "; ".join(filter(None, [row.why, most]))
         rest = row.kind, f"{row.calls:g}", amount(row.bytes), expected, row.line, row.module, remark
         together.setdefault(rest, []).append(ranks)
@@ -253,13 +253,13 @@ def full_size(measured: Summary) -> Section:
 
 def _full_size_rows(full: dict[str, Any]) -> list[tuple[str, str, str, str]]:
     """Makes a row for each kind: what was held here and what is planned."""
-    made = []
+    rows = []
     for kind in dict.fromkeys((*full["measured"], *full["kinds"])):
         here, planned = full["measured"].get(kind), full["kinds"].get(kind)
         if planned or (here and here["most"]):
             cells = ("", "") if here is None else (amount(here["peak"]), amount(here["most"]))
-            made.append((kind, *cells, "" if planned is None else amount(planned)))
-    return made
+            rows.append((kind, *cells, "" if planned is None else amount(planned)))
+    return rows
 
 
 def _time(measured: Summary, seen: Sequence[RankTrace]) -> Section:

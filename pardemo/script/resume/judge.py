@@ -8,9 +8,10 @@ from functools import partial
 
 import torch
 
+from pardemo.script.compare.closeness import nearly_equal
 from pardemo.script.compare.comparison import LayoutComparison, compare_layout, holders_of
 from pardemo.script.compare.differences import Finding
-from pardemo.script.compare.parameter_map import ParameterMap, assembled, nearly_equal
+from pardemo.script.compare.parameter_map import ParameterMap, assembled
 from pardemo.script.compare.reference import Reference
 from pardemo.script.compare.runs import ProveError, Run
 from pardemo.script.compare.samples import STRANGE, ranks_difference, samples_by_step, samples_difference, steps_away
@@ -30,9 +31,9 @@ def moved_generators(reference: Run, resumed: Run, step: int, begins: int) -> li
     names: dict[str, None] = {}
     for theirs, ours in zip(reference.records, resumed.records, strict=True):
         around = [step_record.generators for step_record in theirs.steps[max(0, step - 1) : step + 2]]
-        for name, place in theirs.steps[step].generators.items():
-            drawn = any(other.get(name, place) != place for other in around)
-            if drawn and ours.steps[step - begins].generators.get(name, place) != place:
+        for name, state in theirs.steps[step].generators.items():
+            drawn = any(other.get(name, state) != state for other in around)
+            if drawn and ours.steps[step - begins].generators.get(name, state) != state:
                 names.setdefault(name)
     return list(names)
 
@@ -84,9 +85,7 @@ def rates_difference(reference: Run, resumed: Run, begins: int) -> tuple[str, in
 
 def _is_close(a: list[float], b: list[float]) -> bool:
     """Whether rates are equal to rounding; so are 0 and what rounding leaves of it at a cosine's end."""
-    return len(a) == len(b) and all(
-        abs(x - y) <= max(1e-9 * max(abs(x), abs(y)), 1e-15) for x, y in zip(a, b, strict=True)
-    )
+    return len(a) == len(b) and all(math.isclose(x, y, rel_tol=1e-9, abs_tol=1e-15) for x, y in zip(a, b, strict=True))
 
 
 def _rate_text(rates: list[float]) -> str:
@@ -326,7 +325,8 @@ def judge_resumed(resumed: ResumedRun) -> None:
     explained = causes & {"data", "learning-rate", "loss-scale", "optimizer-state"}
     for finding in compared.findings if compared else ():
         if finding.cause not in explained:  # by what was looked at for itself
-            resumed.findings.append(replace(finding, layout=resumed.name, step=finding.step + last_step))
+            step = finding.step + last_step
+            resumed.findings.append(replace(finding, layout=resumed.name, step=step, tensors=None))
 
 
 def _parameters(resumed: ResumedRun) -> None:

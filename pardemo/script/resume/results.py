@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pardemo.script.compare.differences import Finding
-from pardemo.script.compare.results import json_row, runs_screen
+from pardemo.script.compare.results import runs_screen
 from pardemo.script.compare.run_layouts import RunLayout
 from pardemo.script.resume.stops import Stop
 
@@ -46,6 +46,15 @@ class Trial:
         over = self.stop.done + (self.stop.moment == "step")
         return max(0, over - (self.expected if self.begins is None else self.begins))
 
+    def as_json(self) -> dict[str, Any]:
+        """Returns the trial's row for JSON."""
+        return {
+            "stop": self.stop.text, "kind": self.stop.kind, "layout": self.layout.name, "behind": self.begins,
+            "expected": self.expected, "again": self.lost, "exact": self.exact, "in_save": self.in_save,
+            "overdue": self.overdue, "states_compared": self.states, "error": self.error or None,
+            "findings": [finding.as_json() for finding in self.findings],
+        }  # fmt: skip
+
 
 @dataclass
 class StopVerdict:
@@ -69,6 +78,18 @@ class StopVerdict:
     def equal(self) -> bool:
         """Whether all trials were run, and go on as if nothing had happened."""
         return not self.findings and not any(trial.error for trial in self.trials)
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns what ``pardemo prove --stop --json`` prints."""
+        return {
+            "equal": self.equal,
+            "layout": self.layout.name,
+            "steps": self.steps,
+            "saved": self.saved,
+            "trials": [trial.as_json() for trial in self.trials],
+            "findings": [finding.as_json() for finding in self.findings],
+            "notes": self.notes,
+        }
 
 
 def stops_screen(verdict: StopVerdict) -> str:
@@ -100,24 +121,3 @@ def _trial(trial: Trial) -> str:
     unseen = "" if trial.states else "; the optimizer's states by what its step makes of them alone"
     mark = "✗" if trial.findings else "✓"
     return f"{mark}  {trial.name}: continues after step {trial.begins}{again}{equal}{unseen}"
-
-
-def stops_json(verdict: StopVerdict) -> dict[str, Any]:
-    """Returns what ``pardemo prove --stop --json`` prints."""
-    return {
-        "equal": verdict.equal,
-        "layout": verdict.layout.name,
-        "steps": verdict.steps,
-        "saved": verdict.saved,
-        "trials": [
-            {
-                "stop": trial.stop.text, "kind": trial.stop.kind, "layout": trial.layout.name, "behind": trial.begins,
-                "expected": trial.expected, "again": trial.lost, "exact": trial.exact, "in_save": trial.in_save,
-                "overdue": trial.overdue, "states_compared": trial.states, "error": trial.error or None,
-                "findings": [json_row(finding) for finding in trial.findings],
-            }
-            for trial in verdict.trials
-        ],
-        "findings": [json_row(finding) for finding in verdict.findings],
-        "notes": verdict.notes,
-    }  # fmt: skip

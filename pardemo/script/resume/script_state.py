@@ -32,9 +32,9 @@ def optimizer_states(
     ``names``: of the models' parameters, by their ids. Others are called by where they are in their optimizer.
     """
     for number, optimizer in enumerate(optimizers):
-        for place, group in enumerate(optimizer.param_groups):
+        for group_index, group in enumerate(optimizer.param_groups):
             for index, parameter in enumerate(group["params"]):
-                name = names.get(id(parameter), f"optimizer {number}.{place}.{index}")
+                name = names.get(id(parameter), f"optimizer {number}.{group_index}.{index}")
                 for slot, value in optimizer.state.get(parameter, {}).items():
                     if (tensor := _plain_tensor(value)) is not None:
                         yield name, str(slot), tensor
@@ -75,7 +75,7 @@ def untracked_state(models: Iterable[torch.nn.Module]) -> Iterator[tuple[str, to
     shapes = [_shapes_of([p for p in parameters if p.requires_grad]), _shapes_of([*parameters, *buffers])]
     trained = {id(part) for root in models for part in root.modules()}
     trained |= {id(tensor) for parameter in parameters for tensor in (parameter, parameter.grad)}
-    places = {_place(parameter) for parameter in parameters} - {0}
+    addresses = {_address(parameter) for parameter in parameters} - {0}
     seen: set[int] = set()
     for name, value in _reachable():
         if id(value) in seen or id(value) in trained or isinstance(value, (torch.optim.Optimizer, type)):
@@ -92,7 +92,7 @@ def untracked_state(models: Iterable[torch.nn.Module]) -> Iterator[tuple[str, to
         elif isinstance(value, (dict, list)) and len(value) > 1:
             values = list(value.values()) if isinstance(value, dict) else value
             kind, sizes = COPIES, _shapes_of(values)
-            if sizes and sizes in shapes and not any(id(v) in trained or _place(v) in places for v in values):
+            if sizes and sizes in shapes and not any(id(v) in trained or _address(v) in addresses for v in values):
                 state = value
         for slot, tensor in _state_tensors(name, state):
             yield f"{kind}/{slot}", tensor
@@ -102,7 +102,7 @@ def _shapes_of(values: list[Any]) -> list[tuple[int, ...]]:
     return sorted(tuple(v.shape) for v in values) if all(isinstance(v, torch.Tensor) for v in values) else []
 
 
-def _place(tensor: torch.Tensor) -> int:
+def _address(tensor: torch.Tensor) -> int:
     return local_part(tensor).data_ptr()
 
 

@@ -40,10 +40,10 @@ class Stop:
     @property
     def text(self) -> str:
         """``SIGKILL of rank 1 in step 5``."""
-        who = f"SIGKILL of {ranks_text(list(self.ranks))}" if self.kind == "rank" else KINDS[self.kind]
+        signal = f"SIGKILL of {ranks_text(list(self.ranks))}" if self.kind == "rank" else KINDS[self.kind]
         if self.kind == "save":
-            return f"{who} after step {self.done}"
-        return f"{who} {MOMENTS[self.moment]} step {self.done + 1}"
+            return f"{signal} after step {self.done}"
+        return f"{signal} {MOMENTS[self.moment]} step {self.done + 1}"
 
 
 def draw_stops(
@@ -64,20 +64,20 @@ def draw_stops(
     Raises:
         ValueError: nothing is saved before the last two steps, so that nothing could be resumed.
     """
-    places = [done for done in range(steps - 1) if any(0 < number <= done for number in saved)]
-    if not places:
+    resumable = [done for done in range(steps - 1) if any(0 < number <= done for number in saved)]
+    if not resumable:
         first = f"the first save comes after step {min(saved)}" if saved else "nothing is written to {folder}"
         raise ValueError(f"{first}, and {steps} steps are run: raise --steps, or let the script save more often")
     draw = random.Random(seed)
-    made = []
+    stops = []
     for kind in kinds:
-        done, moment = draw.choice(places), draw.choice(list(MOMENTS))
+        done, moment = draw.choice(resumable), draw.choice(list(MOMENTS))
         drawn_rank, share = draw.randrange(ranks), draw.random()
         if kind == "save":
-            later = [place for place in saves_s if any(0 < number < place for number in saved) and place < steps]
+            later = [step for step in saves_s if any(0 < number < step for number in saved) and step < steps]
             if not later:
                 continue
             done, moment = draw.choice(later), "forward"
         which = (drawn_rank,) if kind == "rank" else tuple(range(ranks))
-        made.append(Stop(kind, done, moment, which, share, tuple(saves_s[done]) if kind == "save" else ()))
-    return made
+        stops.append(Stop(kind, done, moment, which, share, tuple(saves_s[done]) if kind == "save" else ()))
+    return stops

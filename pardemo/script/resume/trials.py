@@ -32,11 +32,11 @@ from pardemo.script.resume.stops import KINDS, NEVER, Stop, draw_stops
 FOLDER = "\x02folder\x02"
 
 
-def run_and_kill(layout: RunLayout, options: RunOptions, place: Path, stop: Stop, saves: Path) -> str:
+def run_and_kill(layout: RunLayout, options: RunOptions, folder: Path, stop: Stop, saves: Path) -> str:
     """Runs the script in a process of its own and kills that at a given moment; returns an error's text, or none."""
-    place.mkdir(parents=True, exist_ok=True)
-    marker, request = place / "stop", place / "request"
-    request.write_bytes(pickle.dumps((layout, options, place, stop, saves)))
+    folder.mkdir(parents=True, exist_ok=True)
+    marker, request = folder / "stop", folder / "request"
+    request.write_bytes(pickle.dumps((layout, options, folder, stop, saves)))
     words = [sys.executable, "-m", "pardemo.script.resume.trials", str(request)]
     paths = os.pathsep.join(entry for entry in sys.path if entry)  # it is to find what this process finds
     with subprocess.Popen(
@@ -59,7 +59,7 @@ def run_and_kill(layout: RunLayout, options: RunOptions, place: Path, stop: Stop
         process.kill()
     psutil.wait_procs(left, timeout=5)
     if not marker.exists():
-        error = place / "error"
+        error = folder / "error"
         return f"before the stop, {error.read_text('utf-8')}" if error.exists() else NEVER
     return f"{len(left)} processes outlived their launcher by 10 s" if left else ""
 
@@ -134,18 +134,18 @@ def _verdict(
     others = zip(layouts[1:], resumed[1:], strict=True)
     pairs += [(drawn[number % len(drawn)], begun, layout) for number, (begun, layout) in enumerate(others)]
     for number, (stop, resumed_on, layout) in enumerate(pairs):
-        place = scratch / f"trial{number}"
+        folder = scratch / f"trial{number}"
         expected = max(step for step in verdict.saved if 0 < step < stop.done + (stop.kind != "save"))
         trial = Trial(replace(stop, grace_s=grace_s), layout, expected, asynchronous, stop.kind == "save")
-        resumed_run = _stop_and_resume(trial, layouts[0], first, options, place, verdict.saved)
+        resumed_run = _stop_and_resume(trial, layouts[0], first, options, folder, verdict.saved)
         if resumed_run is not None:
-            there = partial(_undisturbed_there, resumed_on, options, place) if resumed_on is not layouts[0] else None
+            there = partial(_undisturbed_there, resumed_on, options, folder) if resumed_on is not layouts[0] else None
             try:
                 _judge(trial, _compare_resumed(trial, first, resumed_run, tolerance, exact, there), there)
             except ProveError as error:
                 trial.error = str(error)
         verdict.trials.append(trial)
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
     return verdict
 
 
@@ -162,21 +162,21 @@ def _saved(first: Run) -> tuple[list[int], bool]:
 
 
 def _recorded(
-    layout: RunLayout, options: RunOptions, place: Path, stop: Stop | None = None, saves: Path | None = None
+    layout: RunLayout, options: RunOptions, folder: Path, stop: Stop | None = None, saves: Path | None = None
 ) -> Run:
     """Runs the script with its saves in ``saves``; in a folder of its own where that is None."""
-    saves = saves or place / "saves"
+    saves = saves or folder / "saves"
     saves.mkdir(parents=True, exist_ok=True)
     layout = replace(layout, line=tuple(word.replace(FOLDER, str(saves)) for word in layout.line))
-    follow = partial(StopFollower, folder=str(saves), stop=stop, marker=str(place / "stop"))
-    return runs.run_layout(layout, replace(options, follow=follow), place / "recorded")
+    follow = partial(StopFollower, folder=str(saves), stop=stop, marker=str(folder / "stop"))
+    return runs.run_layout(layout, replace(options, follow=follow), folder / "recorded")
 
 
 def _stop_and_resume(
-    trial: Trial, begun: RunLayout, first: Run, options: RunOptions, place: Path, saved: Sequence[int]
+    trial: Trial, begun: RunLayout, first: Run, options: RunOptions, folder: Path, saved: Sequence[int]
 ) -> Run | None:
     """Stops a run and resumes it; the run that went on, where it took a step."""
-    stop, saves, marker = trial.stop, place / "saves", place / "stopped" / "stop"
+    stop, saves, marker = trial.stop, folder / "saves", folder / "stopped" / "stop"
     asked = replace(options, steps=first.steps)
     if stop.kind == "launcher":
         trial.error = run_and_kill(begun, asked, marker.parent, stop, saves)
@@ -195,7 +195,7 @@ def _stop_and_resume(
     expected = trial.expected
     length = len(first.records[0].steps)
     more = length - expected + (first.records[0].ended == "end")
-    resumed = _recorded(trial.layout, replace(options, steps=max(2, more)), place / "resumed", None, saves)
+    resumed = _recorded(trial.layout, replace(options, steps=max(2, more)), folder / "resumed", None, saves)
     if resumed.timed_out:
         trial.error = f"the run that goes on: {resumed.error}"
         return None
@@ -229,9 +229,9 @@ def _not_stopped(stop: Stop, stopped: Run, marked: bool, first: Run) -> str:
     return NEVER if not stopped.error and stop.kind != "term" else ""
 
 
-def _undisturbed_there(layout: RunLayout, options: RunOptions, place: Path) -> Run:
+def _undisturbed_there(layout: RunLayout, options: RunOptions, folder: Path) -> Run:
     """Runs the script undisturbed in the layout in which a stopped run goes on."""
-    undisturbed = _recorded(layout, options, place / "own")
+    undisturbed = _recorded(layout, options, folder / "own")
     runs.require_steps(undisturbed)
     return undisturbed
 

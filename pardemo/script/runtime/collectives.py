@@ -58,13 +58,13 @@ class Call(LoggedCall):
     """A call as its rank logs it, and what its bytes are computed from.
 
     Args:
-        place: where the script is.
+        site: where the script is.
         sent: what this rank sends of the array where least is sent, as on nccl's ring.
         gloo_bytes: what it sends by gloo's own, which sums where it has to scatter sums, and sends trees.
         shapes: of its tensors, the first eight. logged: its number among all of the rank's, in the journal.
     """
 
-    place: CallSite = field(kw_only=True)
+    site: CallSite = field(kw_only=True)
     sent: float = 0.0
     gloo_bytes: float = 0.0
     shapes: tuple[tuple[int, ...], ...] = ()
@@ -162,7 +162,7 @@ class Calls:
         kind, root = KINDS[name], int(arguments.get("root_rank", 0))
         tensors = {key: tensors_in(value) for key, value in arguments.items()}
         nbytes = max((sum(t.numel() * t.element_size() for t in of_key) for of_key in tensors.values()), default=0)
-        rank, place = group.rank(), self._sites.here()
+        rank, site = group.rank(), self._sites.here()
         if kind == "send":
             ranks = (ranks[rank], ranks[int(arguments["dst"])])
         elif kind == "receive":
@@ -179,7 +179,7 @@ class Calls:
         nbytes, shape = (0, ()) if kind == "barrier" else (nbytes, shape)
         call = Call(
             kind, ranks, self._number(group.group_name, ranks), group.group_name, nbytes, shape,
-            dtype_name(first[0].dtype) if first else "", *place[:3], self._step(), time.monotonic(), place=place,
+            dtype_name(first[0].dtype) if first else "", *site[:3], self._step(), time.monotonic(), site=site,
             sent=sent, gloo_bytes=of_gloo, shapes=tuple(tuple(t.shape) for t in first[:8]),
         )  # fmt: skip
         self.list.append(call)
@@ -204,10 +204,10 @@ class Calls:
         world = tuple(range(dist.get_world_size()))
         members = world if ranks is None else tuple(ranks)
         callers = members if alone else world
-        number, place = self._number("new_group", callers), self._sites.here()
+        number, site = self._number("new_group", callers), self._sites.here()
         call = Call(
-            "new_group", callers, number, "new_group", 0, members, "", *place[:3], self._step(), time.monotonic(),
-            place=place,
+            "new_group", callers, number, "new_group", 0, members, "", *site[:3], self._step(), time.monotonic(),
+            site=site,
         )  # fmt: skip
         self._log(call)
         with self._until_over(call):

@@ -36,7 +36,7 @@ def set_environment(launch: Launch, rank: int, size: int, port: int) -> None:
     for entry in reversed(os.environ.get("PYTHONPATH", "").split(os.pathsep)):
         if entry and entry not in sys.path:  # this process began before the launcher said it
             sys.path.insert(0, entry)
-    place = {
+    of_rank = {
         "RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": local, "LOCAL_SIZE": str(local_size),
         "MASTER_ADDR": os.environ["MASTER_ADDR"], "MASTER_PORT": str(port),
     }  # fmt: skip
@@ -46,9 +46,9 @@ def set_environment(launch: Launch, rank: int, size: int, port: int) -> None:
         "TORCHELASTIC_RUN_ID": "pardemo-measure", "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0", "TORCHELASTIC_USE_AGENT_STORE": "False",
     }  # fmt: skip
-    for name in place | torchruns:
+    for name in of_rank | torchruns:
         os.environ.pop(name, None)
-    os.environ.update({"torchrun": place | torchruns, "deepspeed": place, "": {}}[launch.sets])
+    os.environ.update({"torchrun": of_rank | torchruns, "deepspeed": of_rank, "": {}}[launch.sets])
     os.environ["LOCAL_WORLD_SIZE"] = str(local_size)  # of every launcher: as many GPUs a script is told of
 
 

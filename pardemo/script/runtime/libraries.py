@@ -271,16 +271,16 @@ class _RefusingFinder:
 def _advice(error: BaseException) -> str | None:
     """Returns advice on an error by its text or that of one that led to it; None for errors of another kind."""
     cause: BaseException | None = error
-    where = f" ({line})" if (line := script_line(error)) else ""
+    at_line = f" ({line})" if (line := script_line(error)) else ""
     while cause is not None:
         if isinstance(cause, NeedsGpu):
             return str(cause)
         if isinstance(cause, ModuleNotFoundError) and cause.name in GPU_ONLY:
-            return f"{cause.name} runs on GPUs only: choose {GPU_ONLY[cause.name]}{where}"
+            return f"{cause.name} runs on GPUs only: choose {GPU_ONLY[cause.name]}{at_line}"
         for pattern, advice in ERRORS:
             if re.search(pattern, str(cause)):
                 first = " ".join(str(cause).split())[:120]
-                return f"{advice}{where}: {first}"
+                return f"{advice}{at_line}: {first}"
         cause = cause.__cause__ or cause.__context__
     return None
 

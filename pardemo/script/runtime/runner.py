@@ -138,9 +138,9 @@ def _raised_text(name: str, error: RankFailed, still: Standstill) -> str:
         return f"{name}: {failure.message}"
     asks = "EOF when reading a line" in failure.headline  # as input() says it
     hint = ": ranks have no standard input, so a script cannot ask" if asks else ""
-    where = at_line("".join(_script_lines(failure.traceback)[-1:]))
+    site = at_line("".join(_script_lines(failure.traceback)[-1:]))
     waited = f"; {still.waited}" if still.waits else ""
-    return f"{name}: rank {rank} raised {_as_one_line(failure.headline)}{where}{hint}{waited}"
+    return f"{name}: rank {rank} raised {_as_one_line(failure.headline)}{site}{hint}{waited}"
 
 
 def _as_one_line(text: str) -> str:

@@ -299,8 +299,8 @@ def torch_replacements(mode: StandInState) -> Iterator[tuple[Any, Any]]:
     """Returns the replacements of torch itself."""
 
     def to_cpu(given: dict[str, Any]) -> None:
-        where = given.get("map_location")
-        if isinstance(where, dict) or where is None or is_cuda(where):
+        location = given.get("map_location")
+        if isinstance(location, dict) or location is None or is_cuda(location):
             given["map_location"] = CPU
 
     def cpus(real: Callable) -> Callable:

@@ -67,8 +67,8 @@ class DTensors(Reader):
             self._taken.append((weakref.ref(raw), self._shapes.name(passage.module)))
 
         def add(kind: str, phase: str, carried: str) -> None:
-            elements = raw.numel() * taken.ratio
-            self._shapes.add(passage, "TP", taken.ranks, kind, phase, elements, taken.itemsize, carried, again=again)
+            term = Term("TP", taken.ranks, kind, phase, raw.numel() * taken.ratio, carried)
+            self._shapes.add(passage, term, taken.itemsize, again=again)
 
         if taken.comes == SHARD:
             add("all-gather", "forward", GATHERED)
@@ -126,7 +126,7 @@ class DTensors(Reader):
             return
         for number, parameter in enumerate(parameters):
             label = f"{self._shapes.name(passage.module)} {number}"
-            term = Term("TP", ranks, "all-reduce", "", False, parameter.numel(), REPLICATED, of=label)
+            term = Term("TP", ranks, "all-reduce", "", parameter.numel(), REPLICATED, parameter=label)
             self._shapes.once(term, sent_by("all-reduce", parameter.numel() * parameter.element_size(), len(ranks)))
 
     def _left(self, passage: Passage, output: Any) -> None:
@@ -143,7 +143,7 @@ class DTensors(Reader):
         module = self._shapes.name(passage.module)
 
         def add(kind: str, phase: str, carried: str) -> None:
-            self._shapes.add(passage, "TP", ranks, kind, phase, elements, itemsize, carried, width=shape[-1])
+            self._shapes.add(passage, Term("TP", ranks, kind, phase, elements, carried, shape[-1]), itemsize)
 
         if layout == SUM and became == WHOLE:
             add("all-reduce", "forward", SUMMED)
@@ -157,10 +157,8 @@ class DTensors(Reader):
             add("all-gather", "backward", f"gradients of outputs of {module}, gathered")
         elif layout == SHARD and isinstance(first, DTensor) and _column(passage.module):
             width = shape[-1]
-            self._shapes.add(
-                passage, "TP", ranks, "all-reduce", "", elements // width, itemsize, LOSS, times=3, width=width,
-                loss=True,
-            )  # fmt: skip
+            term = Term("TP", ranks, "all-reduce", "", elements // width, LOSS, width, loss=True)
+            self._shapes.add(passage, term, itemsize, times=3)
 
 
 def _column(module: torch.nn.Module) -> bool:

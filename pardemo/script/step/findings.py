@@ -39,7 +39,7 @@ BY_HAND = {_SUMMED: "data parallel", _SCATTERED: "data parallel with a sharded o
 def rows_of(measured: Summary, kinds: Iterable[str], ranks: tuple[int, ...]) -> list[Row]:
     """Returns a group's rows of these kinds, without those of an evaluation, which no formula covers."""
     of_group = [row for row in measured.collectives if row.kind in kinds and row.ranks == ranks]
-    return [row for row in of_group if row.place.phase != "evaluation"]
+    return [row for row in of_group if row.site.phase != "evaluation"]
 
 
 def low_precision(measured: Summary) -> str:
@@ -78,9 +78,9 @@ def ddp(measured: Summary, parallelism: Parallelism) -> Iterator[StepFinding]:
     once = ring_all_reduce(total, n).sent * measured.closures
     rows = []
     for row in rows_of(measured, ["all-reduce"], parallelism.ranks):
-        if row.place.phase == "backward" and row.dtype == "int32":
+        if row.site.phase == "backward" and row.dtype == "int32":
             row.why = "which parameters were used, for find_unused_parameters"
-        elif row.place.phase == "backward":
+        elif row.site.phase == "backward":
             rows.append(row)
             dtype = f" as {row.dtype}" if row.dtype != "float32" else ""
             row.why = f"gradients, summed in buckets{dtype}{_buckets_text(options)}"
@@ -133,14 +133,14 @@ def fsdp2(measured: Summary, fsdp: Parallelism) -> Iterator[StepFinding]:
     assert isinstance(options, Fsdp2Options)
     n, m, units, gradients = len(fsdp.ranks), measured.micro_batches, fsdp.unit_bytes, options.gradient_bytes
     gathers = [row for row in rows_of(measured, ["all-gather"], fsdp.ranks) if row.module in units]
-    for unit, backward in dict.fromkeys((row.module, row.place.phase == "backward") for row in gathers):
-        rows = [row for row in gathers if (row.module, row.place.phase == "backward") == (unit, backward)]
+    for unit, backward in dict.fromkeys((row.module, row.site.phase == "backward") for row in gathers):
+        rows = [row for row in gathers if (row.module, row.site.phase == "backward") == (unit, backward)]
         wanted = 0 if backward and not options.reshard_after_forward[unit] else m
         calls, phase = sum(row.calls for row in rows), "backward" if backward else "forward"
         for row in rows:
             row.expected_bytes = ring_half(units[unit], n).sent * wanted * (row.calls / calls if calls else 1)
             row.why = f"{unit} gathered for the {phase}"
-            if row.place.phase == "between":
+            if row.site.phase == "between":
                 row.why = f"{unit} gathered by unshard(), outside of all modules"
         if calls > wanted + 0.5:
             yield StepFinding(
@@ -170,7 +170,7 @@ def fsdp2(measured: Summary, fsdp: Parallelism) -> Iterator[StepFinding]:
         )  # fmt: skip
     for replicas in options.replicas:
         for row in rows_of(measured, ["all-reduce"], replicas):
-            if row.place.phase == "backward" and row.module in units:
+            if row.site.phase == "backward" and row.module in units:
                 row.expected_bytes = ring_all_reduce(gradients[row.module] / n, len(replicas)).sent * m
                 row.why = f"shards of gradients of {row.module}, summed over the replicas"
 
@@ -178,7 +178,7 @@ def fsdp2(measured: Summary, fsdp: Parallelism) -> Iterator[StepFinding]:
 def _gathered_again(options: Fsdp2Options, unit: str, backward: bool, calls: float, m: int, rows: list[Row]) -> str:
     """Says why a unit is gathered more often than once; empty where that is not known."""
     runs = options.runs.get(unit, 0) / m
-    if any(row.place.phase == "between" for row in rows):
+    if any(row.site.phase == "between" for row in rows):
         return ": unshard() is called for it, and it was given back before its forward, or after it"
     if runs <= 1 or calls not in (runs, runs - 1):
         return ""
@@ -193,7 +193,7 @@ def _explain_other_gathers(measured: Summary, fsdp: Parallelism, parameters: dic
     for row in rows_of(measured, ["all-gather"], fsdp.ranks):
         shapes = [list(shape) for shape in row.shapes if len(shape) > 1]
         alike = [name for name, shape in parameters.items() if shape in shapes]
-        if alike and not row.why and row.module not in fsdp.unit_bytes and row.place.phase in ("forward", "backward"):
+        if alike and not row.why and row.module not in fsdp.unit_bytes and row.site.phase in ("forward", "backward"):
             names = first_of(alike, 2, " or ", ", or {} more")
             row.why = (
                 f"of the shape of {names}: a sharded weight that is used outside of its module is gathered by itself"
@@ -223,7 +223,7 @@ def deepspeed(measured: Summary, zero: Parallelism) -> Iterator[StepFinding]:
     name = f"ZeRO-{stage}" if stage else "DeepSpeed"
     summed, gathered = (
         [row for row in rows_of(measured, kinds, zero.ranks)
-         if row.bytes > SMALL_BYTES and not row.place.objects and row.place.use != NORM]
+         if row.bytes > SMALL_BYTES and not row.site.objects and row.site.use != NORM]
         for kinds in (("all-reduce", "reduce-scatter", "reduce"), ("all-gather", "broadcast"))
     )  # fmt: skip
     why = "its default sums all gradients whole (use_multi_rank_bucket_allreduce)" if stage in (1, 2) else ""
@@ -259,7 +259,7 @@ def expect_traffic(measured: Summary) -> list[StepFinding]:
     """
     predicted = [traffic for parallelism in measured.parallelism for traffic in parallelism.options.traffic]
     rows = [
-        row for row in measured.collectives if row.place.phase != "evaluation" and not row.place.objects and not row.why
+        row for row in measured.collectives if row.site.phase != "evaluation" and not row.site.objects and not row.why
     ]
     findings = []
     fits = [(traffic, [row for row in rows if _fits(traffic, row)]) for traffic in predicted]
@@ -275,9 +275,9 @@ def _fits(traffic: ExpectedTraffic, row: Row) -> bool:
     if row.kind != traffic.kind or row.ranks != tuple(traffic.ranks):
         return False
     phases = {"forward": ("forward", "between"), "backward": ("backward",)}  # a model's own hooks run after it
-    if traffic.phase and row.place.phase not in phases[traffic.phase]:
+    if traffic.phase and row.site.phase not in phases[traffic.phase]:
         return False
-    if row.place.repeated and not traffic.repeated and traffic.phase:
+    if row.site.repeated and not traffic.repeated and traffic.phase:
         return False
     elements, n = traffic.elements, len(row.ranks)
     return not elements or any(prod(shape) in (elements, elements // n) for shape in row.shapes)
@@ -307,7 +307,7 @@ def _compare_rows(measured: Summary, predicted: list[ExpectedTraffic], rows: lis
     share_expected(rows, expected)
     for row in rows:
         fits = [traffic for traffic in predicted if _fits(traffic, row)]
-        fits = [traffic for traffic in fits if traffic.repeated == row.place.repeated] or fits
+        fits = [traffic for traffic in fits if traffic.repeated == row.site.repeated] or fits
         texts = [f"{traffic.what}{RECOMPUTED if traffic.repeated else ''}" for traffic in fits]
         row.why = "; ".join(dict.fromkeys(texts))
     if abs(sent - expected) > MET * expected:
@@ -337,9 +337,9 @@ def _shared_inputs(
         if row.module in same:
             row.why += f": {same[row.module]} takes the same, and each does it for itself"
     layers = list(dict.fromkeys(name for pair in same.items() for name in reversed(pair)))
-    each = "gathers it" if rows[0].kind == "all-gather" else "sums its gradient"
+    verb = "gathers it" if rows[0].kind == "all-gather" else "sums its gradient"
     return [StepFinding(
-        f"{first_of(layers, 3)} share inputs, and each {each} for itself, {amount(sent)} a step where once for an "
+        f"{first_of(layers, 3)} share inputs, and each {verb} for itself, {amount(sent)} a step where once for an "
         f"input would be {amount(expected)}: PrepareModuleInput on the module around them does it once", rows[0].line,
         sent - expected,
     )]  # fmt: skip
@@ -351,7 +351,7 @@ def _difference(
     """Says why more, or less, was sent than the formula predicts."""
     times, m = sent / expected if expected else 0.0, measured.micro_batches
     if all(traffic.what == REPLICATED for traffic in predicted) and times > 1.5 and abs(times - round(times)) < MET:
-        if all(row.place.phase == "step" for row in rows):
+        if all(row.site.phase == "step" for row in rows):
             return (
                 f"{times:.0f} times, since they are sums of several ranks still when the optimizer steps, and each of "
                 "its operations that needs them sums them anew"
@@ -385,9 +385,9 @@ def _name_carried(measured: Summary, kind: str, ranks: Iterable[int], by: str) -
         within = row.kind == "send" and kind in ("PP", "CP") and set(row.ranks) <= set(ranks)
         if not within and (row.kind not in kinds or row.ranks != tuple(ranks)):
             continue
-        if kind == "CP" and by == "torch" and row.place.use != CONTEXT:
+        if kind == "CP" and by == "torch" and row.site.use != CONTEXT:
             continue
-        if row.place.phase in phases and row.bytes > SMALL_BYTES and not row.why:
+        if row.site.phase in phases and row.bytes > SMALL_BYTES and not row.why:
             row.why = carried
 
 
@@ -405,7 +405,7 @@ def explain(measured: Summary) -> None:
     findings += expect_traffic(measured)
     _by_hand(measured)
     for row in measured.collectives:
-        if row.place.phase == "evaluation":
+        if row.site.phase == "evaluation":
             row.why = "of a model that runs without gradients: an evaluation, a teacher"
         elif not row.why:
             row.why, hint = _other(measured, row)
@@ -429,9 +429,7 @@ def _alone(measured: Summary) -> bool:
         return False
     if measured.wire_bytes is None or max(measured.wire_bytes) > SMALL_BYTES:  # a library may have sockets of its own
         return False
-    return not any(
-        prod(shape) > METRIC for row in measured.collectives if not row.place.objects for shape in row.shapes
-    )
+    return not any(prod(shape) > METRIC for row in measured.collectives if not row.site.objects for shape in row.shapes)
 
 
 def _by_hand(measured: Summary) -> None:
@@ -444,20 +442,20 @@ def _by_hand(measured: Summary) -> None:
     """
     nbytes = _parameter_bytes(measured)
     for ranks in {row.ranks for row in measured.collectives} if nbytes else ():
-        rows = [row for row in measured.collectives if row.ranks == ranks and not row.why and not row.place.objects]
+        rows = [row for row in measured.collectives if row.ranks == ranks and not row.why and not row.site.objects]
         once, half = ring_all_reduce(nbytes, len(ranks)).sent, ring_half(nbytes, len(ranks)).sent
         scattered, gathered, summed = (
             [row for row in rows if row.kind == kind] for kind in ("reduce-scatter", "all-gather", "all-reduce")
         )
         sums = [
             row for row in summed
-            if row.place.phase in ("between", "backward") and any(prod(shape) > METRIC for shape in row.shapes)
+            if row.site.phase in ("between", "backward") and any(prod(shape) > METRIC for shape in row.shapes)
         ]  # fmt: skip
         sent = bytes_of(sums)
         if sent and abs(sent - once) <= 0.01 * once and not measured.model.get("frozen", 0):
             share_expected(sums, once, _SUMMED)  # a group of one rank sends nothing
         scattered, gathered, summed = (
-            [row for row in of_kind if row.place.phase in ("between", "step") and not row.why]
+            [row for row in of_kind if row.site.phase in ("between", "step") and not row.why]
             for of_kind in (scattered, gathered, summed)
         )
         rest = half - bytes_of(summed) / 2
@@ -483,18 +481,18 @@ def _parameter_bytes(measured: Summary) -> int:
 
 def _other(measured: Summary, row: Row) -> tuple[str, str | StepFinding]:
     """Says what a row is that no parallelism has, and what to change: objects, barriers, metrics, small messages."""
-    times, between = _times_text(row), row.place.phase == "between"
+    times, between = _times_text(row), row.site.phase == "between"
     if len(row.ranks) == 1:
         return "a group of one rank sends nothing", ""
-    if row.place.objects:
-        hint = f"Python objects travel {times} a step ({row.place.objects}): send a tensor, or every so many steps"
-        return f"Python objects, pickled ({row.place.objects})", hint
+    if row.site.objects:
+        hint = f"Python objects travel {times} a step ({row.site.objects}): send a tensor, or every so many steps"
+        return f"Python objects, pickled ({row.site.objects})", hint
     if row.kind == "barrier":
         return "a barrier", StepFinding(f"all ranks wait for one another at a barrier, {times} a step", row.line)
     vocabularies = measured.model.get("vocabularies", [])
     if row.kind == "all-gather" and any(len(shape) > 1 and shape[-1] in vocabularies for shape in row.shapes):
         return "logits, gathered whole", gathered_logits(row, row.bytes)
-    if row.place.use == NORM and row.bytes <= SMALL_BYTES:
+    if row.site.use == NORM and row.bytes <= SMALL_BYTES:
         return "the norm of all gradients, or whether one overflowed", ""
     if row.kind == "broadcast" and row.module.endswith("DistributedDataParallel") and row.bytes > SMALL_BYTES:
         return "DDP gives all ranks rank 0's buffers", (

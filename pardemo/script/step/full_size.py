@@ -321,7 +321,7 @@ def _sharing(data: Parallelism, replicas: int, cp: int, measured: Summary) -> tu
 def _along_the_sequence(measured: Summary, ranks: tuple[int, ...]) -> bool:
     """Whether a cut layer's output is left in parts of the sequence: sequence parallel."""
     return any(
-        row.kind == "reduce-scatter" and row.ranks == ranks and row.place.phase == "forward"
+        row.kind == "reduce-scatter" and row.ranks == ranks and row.site.phase == "forward"
         for row in measured.collectives
     )
 

@@ -64,15 +64,15 @@ def measure_launch(
     """
     if steps < 1:
         raise ScriptError(f"steps must be at least 1, not {steps}")
-    where = os.path.abspath(folder or os.getcwd())
-    started, text = script_text(launch, where)
+    working_folder = os.path.abspath(folder or os.getcwd())
+    started, text = script_text(launch, working_folder)
     if (free := psutil.virtual_memory().available) < ranks * RANK_BYTES:
         needed = f"{ranks} ranks take {ranks * RANK_BYTES / 1e9:.1f} GB before the script has anything"
         raise ScriptError(f"{needed}, and {free / 1e9:.1f} GB are free: say fewer with --ranks")
     name = os.path.basename(launch.script)
     journals = tempfile.mkdtemp(prefix="pardemo-measure-")
     layer_s = replay.layer_s if replay else 0.0
-    program = RecordedProgram(started, steps, where, journals, work=replay is not None, layer_s=layer_s)
+    program = RecordedProgram(started, steps, working_folder, journals, work=replay is not None, layer_s=layer_s)
     try:
         seen = run_on_ranks(
             rank_trace.follow_script,

@@ -60,7 +60,7 @@ class Megatron(Reader):
         self, passage: Passage, ranks: Ranks, kind: str, phase: str, elements: int, tensor: torch.Tensor, carried: str
     ) -> None:  # fmt: skip
         if phase == "forward" or tensor.requires_grad:
-            self._shapes.add(passage, "TP", ranks, kind, phase, elements, tensor.element_size(), carried)
+            self._shapes.add(passage, Term("TP", ranks, kind, phase, elements, carried), tensor.element_size())
 
     def _column(self, passage: Passage, args: tuple[Any, ...], output: Any) -> None:
         layer: Any = passage.module
@@ -116,7 +116,8 @@ class Megatron(Reader):
         ranks = ranks_of(model.pg_collection.tp)
         if isinstance(output, torch.Tensor) and output.dim() == 2 and model.post_process:
             if not model.config.cross_entropy_loss_fusion:  # the fused one sends the same by other calls
-                self._shapes.add(passage, "TP", ranks, "all-reduce", "forward", output.numel(), 4, LOSS, times=3)
+                term = Term("TP", ranks, "all-reduce", "forward", output.numel(), LOSS)
+                self._shapes.add(passage, term, 4, times=3)
             if model.config.sequence_parallel:
                 self._norms(model, ranks)
 
@@ -125,7 +126,7 @@ class Megatron(Reader):
         norms: list[Any] = [p for p in model.parameters() if getattr(p, "sequence_parallel", False) and p.requires_grad]
         elements = sum(p.numel() for p in norms)
         size = norms[0].main_grad.element_size() if norms and hasattr(norms[0], "main_grad") else 4
-        term = Term("TP", ranks, "all-reduce", "", False, elements, REPLICATED)
+        term = Term("TP", ranks, "all-reduce", "", elements, REPLICATED)
         self._shapes.once(term, sent_by("all-reduce", elements * size, len(ranks)))
 
     def _routed(self, passage: Passage, args: tuple[Any, ...], output: Any) -> None:
@@ -147,7 +148,7 @@ class Megatron(Reader):
         width, probability = hidden.shape[-1], routed["probability_bytes"]
 
         def add(kind: str, phase: str, elements: int, itemsize: int, carried: str, sent: float | None = None) -> None:
-            self._shapes.add(passage, "EP", ranks, kind, phase, elements, itemsize, carried, sent=sent)
+            self._shapes.add(passage, Term("EP", ranks, kind, phase, elements, carried), itemsize, sent=sent)
 
         if type(dispatcher).__name__ == "MoEAlltoAllTokenDispatcher":
             kept = int(routed["counts"][layer.local_expert_indices].sum())

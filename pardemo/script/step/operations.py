@@ -93,7 +93,7 @@ class OperationRecorder(compat.TorchDispatchMode):
     def note_wait(self) -> None:
         """Notes that the script waits for a collective: for the last one, where nothing was launched since."""
         last = self.list[-1] if self._recording and self.list else None
-        if isinstance(last, RecordedCollective) and not self._calls()[last.call].place.use:
+        if isinstance(last, RecordedCollective) and not self._calls()[last.call].site.use:
             self.list[-1] = last._replace(waits=True)  # not FSDP's, which has streams of its own
 
     def step(self, roots: Iterable[torch.nn.Module]) -> StepWork:
@@ -135,11 +135,11 @@ class OperationRecorder(compat.TorchDispatchMode):
             for key in set(map(_key, written)) - set(map(_key, read)):  # an address may have been another storage's
                 self._last[key] = -1, self._operations
             return
-        place = self._sites.here()
+        site = self._sites.here()
         self._operations += 1
-        phase = "recomputed" if place.repeated else place.phase
+        phase = "recomputed" if site.repeated else site.phase
         sizes = _sizes(read) if flops else ()
-        self.list.append(Operation(product, flops, sizes, moved, tuple(sorted(after)), waits, place.module, phase))
+        self.list.append(Operation(product, flops, sizes, moved, tuple(sorted(after)), waits, site.module, phase))
         changed = read if compat.op_schema(func).is_mutable else []
         for tensor in (*written, *changed):
             self._last[_key(tensor)] = -1, self._operations

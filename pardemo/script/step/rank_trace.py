@@ -180,14 +180,14 @@ def _memory(held: ScriptMemoryMeter) -> RecordedMemory:
     kinds, alive = held.at_peak()
     largest = [
         {
-            "kind": kind, "bytes": life.nbytes, "shape": life.shape, "dtype": life.dtype, "line": life.place.line,
-            "module": life.place.module,
+            "kind": kind, "bytes": life.nbytes, "shape": life.shape, "dtype": life.dtype, "line": life.site.line,
+            "module": life.site.module,
         }
         for kind, life in alive[:5]
     ]  # fmt: skip
     blocks = [
-        Block(life.nbytes, kind, life.place.line, life.place.module, life.born, life.died, life.place.phase)
+        Block(life.nbytes, kind, life.site.line, life.site.module, life.born, life.died, life.site.phase)
         for kind, life in held.all()
         if life.nbytes
     ]
-    return RecordedMemory(sum(kinds.values()), kinds, held.peak_place.line if held.peak_place else "", largest, blocks)
+    return RecordedMemory(sum(kinds.values()), kinds, held.peak_site.line if held.peak_site else "", largest, blocks)

@@ -156,10 +156,10 @@ def pipeline_parallelisms(shapes: Shapes) -> Iterator[Parallelism]:
         names = tuple(f"stage {stage.stage_index} of {stage.num_stages}" for stage in of_group)
         boundaries = []
         for stage in of_group:
-            place = stage.stage_index_to_group_rank
-            if not stage.is_last and place[stage.stage_index] != place[stage.stage_index + 1]:
+            rank_of = stage.stage_index_to_group_rank
+            if not stage.is_last and rank_of[stage.stage_index] != rank_of[stage.stage_index + 1]:
                 outputs = shapes.outputs.setdefault(stage.submod, {})
-                sender, receiver = (ranks[place[stage.stage_index + ahead]] for ahead in (0, 1))
+                sender, receiver = (ranks[rank_of[stage.stage_index + ahead]] for ahead in (0, 1))
                 boundaries.append(Boundary(sender, receiver, outputs))
         options = PipelineOptions("torch.distributed.pipelining", boundaries=tuple(boundaries))
         yield Parallelism("PP", ranks, names, {}, options)

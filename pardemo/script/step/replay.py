@@ -161,7 +161,7 @@ def replay_step(
             event = rank.program[rank.at]
             awaited = rank.awaited(event)
             calls = [collective.call for collective in awaited if collective.end_s is None]
-            by_kind = {kind: {c.place.line: 0 for c in calls if c.kind == kind} for kind in {c.kind: 0 for c in calls}}
+            by_kind = {kind: {c.site.line: 0 for c in calls if c.kind == kind} for kind in {c.kind: 0 for c in calls}}
             lines_text = "; ".join(f"{kind} at {', '.join(lines)}" for kind, lines in by_kind.items())
             raise ValueError(f"rank {rank.rank} waits for ever for {lines_text}")
     return [replayed.times(rank) for rank in replayed.ranks]

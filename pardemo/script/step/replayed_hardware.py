@@ -228,7 +228,7 @@ def _later(trace: RankTrace) -> set[tuple]:
 
 
 def _call_key(call: Call) -> tuple:
-    return call.kind, call.group, call.ranks, call.place.line, call.place.use
+    return call.kind, call.group, call.ranks, call.site.line, call.site.use
 
 
 def _links(machine: Machine) -> str:

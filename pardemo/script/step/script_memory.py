@@ -29,7 +29,7 @@ class Storage:
     """A storage: its bytes, where it was made, and its first and last change in the count of all changes."""
 
     nbytes: int
-    place: CallSite
+    site: CallSite
     shape: tuple[int, ...]
     dtype: str
     born: int
@@ -60,7 +60,7 @@ class ScriptMemoryMeter(MemoryMeter):
         self._in_backward = False
         self._latest: Any = None  # the record of the storage that came last
         self._tensor: torch.Tensor | None = None  # which is being noted
-        self.peak_place: CallSite | None = None
+        self.peak_site: CallSite | None = None
 
     def __enter__(self) -> "ScriptMemoryMeter":
         super().__enter__()
@@ -94,7 +94,7 @@ class ScriptMemoryMeter(MemoryMeter):
         super().reset_peak()
         self._peak_change = self._change
         made = self.storages.get(self._latest)
-        self.peak_place = made.place if made else None
+        self.peak_site = made.site if made else None
 
     def used(self, kind: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
         """Marks a collective's tensors as gathered, or as a communication buffer where it sums no gradient."""
@@ -136,7 +136,7 @@ class ScriptMemoryMeter(MemoryMeter):
     def _shown_kind(self, kind: str, storage: Storage) -> str:
         if kind == "parameters" and storage.use == "gathered" and storage.born:
             return "gathered"  # a module that runs has its parameters whole for a moment; what stays whole is its own
-        buffer = storage.place.use == "communication buffers" and storage.nbytes > 2 * self.live["parameters"]
+        buffer = storage.site.use == "communication buffers" and storage.nbytes > 2 * self.live["parameters"]
         if kind == "gradients" and buffer:
             return "communication buffers"  # DeepSpeed's bucket, in which it puts gradients one after the other
         if kind != "activations":
@@ -191,10 +191,10 @@ class ScriptMemoryMeter(MemoryMeter):
             return
         if known is not None:
             self._earlier.append((record, known))
-        tensor, place = self._tensor, self._sites.here()
+        tensor, site = self._tensor, self._sites.here()
         shape, dtype = ((), "") if tensor is None else (tuple(tensor.shape), dtype_name(tensor.dtype))
-        use = place.use if place.use in KINDS else ""
-        self.storages[record] = Storage(record.nbytes, place, shape, dtype, self._change, self._phase, use)
+        use = site.use if site.use in KINDS else ""
+        self.storages[record] = Storage(record.nbytes, site, shape, dtype, self._change, self._phase, use)
         self._latest = record
 
 
@@ -226,12 +226,12 @@ def block_changes(blocks: Sequence[Block]) -> list[tuple[int, str, int]]:
 def memory_timeline(blocks: Sequence[Block], columns: int = COLUMNS) -> MemoryColumns:
     """Makes the timeline of a step's blocks."""
     changes = block_changes(blocks)
-    each = (1 + max((at for at, _, _ in changes), default=0)) / columns
+    per_column = (1 + max((at for at, _, _ in changes), default=0)) / columns
     live: dict[str, int] = {}
     made: list[dict[str, int]] = []
     most = peak = peak_column = 0
     for at, kind, nbytes in changes:
-        column = int(at / each)
+        column = int(at / per_column)
         while len(made) <= column:  # what is held stays held where nothing changes
             made.append(dict(live))
             most = sum(live.values())
@@ -240,10 +240,10 @@ def memory_timeline(blocks: Sequence[Block], columns: int = COLUMNS) -> MemoryCo
             made[column], most = dict(live), now
         if now > peak:
             peak, peak_column = now, column
-    return MemoryColumns(made, peak, peak_column, _phases(blocks, each))
+    return MemoryColumns(made, peak, peak_column, _phases(blocks, per_column))
 
 
-def _phases(blocks: Sequence[Block], each: float) -> list[tuple[str, float, float]]:
+def _phases(blocks: Sequence[Block], per_column: float) -> list[tuple[str, float, float]]:
     """Stretches of blocks that came in one phase, as columns; what was there before the step came in none of them."""
     joined: list[tuple[str, int, int]] = []
     for block in sorted((block for block in blocks if block.born), key=lambda block: block.born):
@@ -251,4 +251,4 @@ def _phases(blocks: Sequence[Block], each: float) -> list[tuple[str, float, floa
             joined[-1] = block.phase, joined[-1][1], block.born
         else:
             joined.append((block.phase, block.born, block.born))
-    return [(phase, begin / each, (end + 1) / each) for phase, begin, end in joined]
+    return [(phase, begin / per_column, (end + 1) / per_column) for phase, begin, end in joined]

@@ -10,7 +10,7 @@ import functools
 import statistics
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -44,23 +44,23 @@ class Term:
     Args:
         parallelism: ``TP``, ``CP``, ``EP``. ranks: of the group.
         kind: the collective. phase: of the step; empty where it may be any.
-        repeated: whether a forward that runs again in the backward pass needs it.
         elements: of the whole tensor of one call; 0 where calls differ.
         what: in words. width: of the last axis, where that says what the tensor is.
         loss: only meant where an embedding has as many rows as ``width``.
-        of: what tells it from others that are told together.
+        parameter: whose traffic it is, where terms of several parameters are reported as one.
+        repeated: whether a forward that runs again in the backward pass needs it.
     """
 
     parallelism: str
     ranks: Ranks
     kind: str
     phase: str
-    repeated: bool
     elements: int
     what: str
     width: int = 0
     loss: bool = False
-    of: str = ""
+    parameter: str = ""
+    repeated: bool = False
 
 
 @dataclass
@@ -166,20 +166,24 @@ class Shapes(Hooks):
         return reversed(self._stack[:-1])
 
     def add(
-        self, passage: Passage, of: str, ranks: Ranks, kind: str, phase: str, elements: int, itemsize: int, what: str,
-        *, times: float = 1, again: str = "", width: int = 0, loss: bool = False, sent: float | None = None,
+        self, passage: Passage, term: Term, itemsize: int, *, times: float = 1, again: str = "",
+        sent: float | None = None,
     ) -> None:  # fmt: skip
-        """Adds calls of a parallelism ``of`` this kind to a term of this step.
+        """Adds calls of a module that runs to a term of this step.
 
-        ``elements``: of the whole tensor; ``again``: another module that took the same input; ``sent``: bytes by a
-        rank, where no ring sends it. In a forward that runs again, what is forward is the backward pass's.
+        In a forward that runs again, what is forward is the backward pass's.
+
+        Args:
+            itemsize: bytes of an element. times: how many calls. again: another module that took the same input.
+            sent: bytes by a rank in a call, where no ring sends it.
         """
-        repeated = passage.repeated and phase == "forward"
-        if not passage.counts or (phase == "backward" and not passage.backward) or len(ranks) < 2:
+        ranks = len(term.ranks)
+        if not passage.counts or (term.phase == "backward" and not passage.backward) or ranks < 2:
             return
-        term = Term(of, ranks, kind, "backward" if repeated else phase, repeated, elements, what, width, loss)
+        if passage.repeated and term.phase == "forward":
+            term = replace(term, phase="backward", repeated=True)
         total = self._sums.setdefault(term, {}).setdefault(self._step(), Sum())
-        nbytes = times * (sent_by(kind, elements * itemsize, len(ranks)) if sent is None else sent)
+        nbytes = times * (sent_by(term.kind, term.elements * itemsize, ranks) if sent is None else sent)
         if again:
             total.again_bytes += nbytes
             total.same[self.name(passage.module)] = again
@@ -201,7 +205,7 @@ class Shapes(Hooks):
             nbytes = statistics.median(total.bytes for total in seen)
             predicted = of_group.setdefault((term.parallelism, term.ranks), [])
             key = term.kind, term.phase, term.what, term.elements
-            known_calls = [t for t in predicted if term.of and (t.kind, t.phase, t.what, t.elements) == key]
+            known_calls = [t for t in predicted if term.parameter and (t.kind, t.phase, t.what, t.elements) == key]
             if known_calls:
                 known_calls[0].bytes += nbytes
             elif nbytes:
@@ -293,6 +297,6 @@ def _add_ring(shapes: Shapes, key: DTensor, value: DTensor) -> None:
     kind, n = "all-gather" if gathers else "all-to-all", len(ranks)
     once = sent_by("all-gather", elements * size, n)
     for phase, carried in (("forward", KEYS), ("backward", f"{KEYS} again")):
-        shapes.add(passage, "CP", ranks, kind, phase, elements, size, carried, sent=once)
+        shapes.add(passage, Term("CP", ranks, kind, phase, elements, carried), size, sent=once)
     hop = elements // n * (4 if in_float32 else size)
-    shapes.add(passage, "CP", ranks, "all-to-all", "backward", elements // n, size, HOPS, sent=hop, times=n)
+    shapes.add(passage, Term("CP", ranks, "all-to-all", "backward", elements // n, HOPS), size, sent=hop, times=n)

@@ -17,7 +17,7 @@ from pardemo.script.words import count_text
 
 @dataclass
 class Row:
-    """Collectives of one kind, group and place: their number in the median step, and the bytes that a rank sends.
+    """Collectives of one kind, group and call site: their number in the median step, and the bytes that a rank sends.
 
     ``bytes``: by an algorithm that sends the least, of the rank that sends most: ``rank``, where not all send as much.
     ``expected_bytes``: what the formula of the parallelism says, where one does; ``why``: what the row is, or why it
@@ -28,7 +28,7 @@ class Row:
     ranks: tuple[int, ...]
     calls: float
     bytes: float
-    place: CallSite
+    site: CallSite
     dtype: str
     shapes: tuple[tuple[int, ...], ...]
     expected_bytes: float | None = None
@@ -37,11 +37,11 @@ class Row:
 
     @property
     def line(self) -> str:
-        return self.place.line
+        return self.site.line
 
     @property
     def module(self) -> str:
-        return self.place.module
+        return self.site.module
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,8 @@ class ReplayedStep:
         return max(rank_times.step_s for rank_times in self.time)
 
     def as_json(self) -> dict[str, Any]:
-        made = {"time": [vars(rank_times) for rank_times in self.time], "layer_s": self.layer_s or None}
-        return vars(self) | made | {"reckoned": True, "step_s": self.step_s}
+        plain = {"time": [vars(rank_times) for rank_times in self.time], "layer_s": self.layer_s or None}
+        return vars(self) | plain | {"reckoned": True, "step_s": self.step_s}
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Summary:
 
     def as_json(self) -> dict[str, Any]:
         """Returns the summary for JSON, with bytes and seconds of a step."""
-        left_out = ("place", "shapes", "closures", "gloo_bytes")
+        left_out = ("site", "shapes", "closures", "gloo_bytes")
         keys = {"replayed": "paced"}  # by which programs know it
 
         def plain(thing: object) -> dict[str, Any]:
@@ -134,7 +134,7 @@ class Summary:
             "parallelism": [parallelism.as_json() for parallelism in self.parallelism],
             "groups": [{"kind": kind.name, "groups": kind.groups} for kind in groups_by_kind(self.parallelism)],
             "collectives": [
-                plain(row) | {"line": row.line, "module": row.module, "phase": row.place.phase}
+                plain(row) | {"line": row.line, "module": row.module, "phase": row.site.phase}
                 for row in self.collectives
             ],
             "backend_bytes": self.gloo_bytes,
@@ -199,7 +199,7 @@ def _parallelisms(seen: Sequence[RankTrace]) -> list[Parallelism]:
             if known is not parallelism and isinstance(known.options, Fsdp2Options):
                 replicas = dict.fromkeys((*known.options.replicas, *parallelism.options.replicas))
                 by_groups[key] = replace(known, options=replace(known.options, replicas=tuple(replicas)))
-    context = {call.ranks for trace in seen for call in trace.calls if call.place.use == CONTEXT}
+    context = {call.ranks for trace in seen for call in trace.calls if call.site.use == CONTEXT}
     recognised = {p.ranks for p in by_groups.values() if p.kind == "CP"}
     cut = [Parallelism("CP", ranks, ("attention",), {}, CutOptions("torch")) for ranks in sorted(context - recognised)]
     return [*by_groups.values(), *cut]
@@ -231,9 +231,9 @@ def _rows(seen: Sequence[RankTrace], steps: range) -> list[Row]:
     for trace in seen:
         for call in trace.calls:
             if call.step in steps and call.kind != "receive" and call.ranks and call.ranks[0] == trace.rank:
-                kept[call.kind, call.ranks, call.place, call.dtype].append(call)
+                kept[call.kind, call.ranks, call.site, call.dtype].append(call)
     rows = []
-    for (kind, ranks, place, dtype), calls in kept.items():
+    for (kind, ranks, site, dtype), calls in kept.items():
         number = statistics.median(sum(call.step == step for call in calls) for step in steps)
         sums: dict[int, dict[int, float]] = defaultdict(lambda: dict.fromkeys(steps, 0.0))
         for call in calls:
@@ -243,8 +243,8 @@ def _rows(seen: Sequence[RankTrace], steps: range) -> list[Row]:
         most = max(medians, key=lambda rank: (medians[rank], -rank))
         uneven = most if kind != "send" and min(medians.values()) < 0.9 * medians[most] else None
         shapes = tuple(dict.fromkeys(shape for call in calls for shape in call.shapes))
-        made = Row(kind, ranks, number or len(calls) / len(steps), medians[most], place, dtype, shapes)
-        rows.append(replace(made, rank=uneven))
+        row = Row(kind, ranks, number or len(calls) / len(steps), medians[most], site, dtype, shapes)
+        rows.append(replace(row, rank=uneven))
     return sorted(rows, key=lambda row: (-row.bytes, row.kind, row.ranks))
 
 

@@ -129,8 +129,8 @@ def run(seed: int, number: int, counts: Counts, few: Sequence[str] = (), only: i
             counts.seconds = round(counts.seconds + time.monotonic() - begin, 1)
             counts.proofs += 1
     for place, (values, one) in enumerate(zip(chosen, made.layouts[1:], strict=True)):
-        said = [f for f in made.findings if f.layout == one.name]
-        failed, notes = made.failed.get(one.name), [n for n in made.notes if n.startswith(f"{one.name}:")]
+        said, failed = one.findings, one.error
+        notes = [n for n in made.notes if n.startswith(f"{one.name}:")]
         outcome = "alarms" if said else "failed" if failed else "in_part" if notes else "equal"
         counts.add(values["engine"], outcome)
         repeat = f"{again} --layout {place if only is None else only}"
