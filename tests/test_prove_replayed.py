@@ -2,7 +2,11 @@
 
 import importlib.util
 import json
+import re
+import shlex
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -10,9 +14,9 @@ from conftest import few, says
 from safetensors.torch import save_file
 
 from pardemo import cli, project
-from pardemo.script.record.input_feeder import _same_rows
 from pardemo.script.record.input_follower import leaves_of, with_leaves
 from pardemo.script.record.recorded_inputs import INDEX, RecordedInputs, read_recorded_inputs
+from pardemo.script.record.recorded_rows import same_rows
 
 SCRIPTS = project.root() / "tests" / "replayed"
 PPO = f"{SCRIPTS / 'ppo.py'} --batch {{batch}} --accumulate {{accumulate}} --wrong {{wrong}}"
@@ -71,7 +75,7 @@ def test_without_replay_nothing_is_known_of_it(capsys):
     layouts = ["ranks=1 batch=8 accumulate=1 wrong=nothing", "ranks=2 batch=4 accumulate=1 wrong=nothing"]
     status, verdict = prove(capsys, "--double", layouts=layouts, script=PPO.split())
     assert (status, verdict["findings"]) == (2, [])
-    assert says(verdict["layouts"][1]["error"], "draws other random numbers", f"{at('chosen = ')} (multinomial)")
+    assert says(verdict["layouts"][1]["error"], f"{at('chosen = ')} (multinomial)", "draws other random numbers")
 
 
 def test_samples_from_elsewhere_are_fed_to_the_model_and_its_loss(replayed):
@@ -102,12 +106,12 @@ rank, ranks, how = dist.get_rank(), dist.get_world_size(), sys.argv[2]
 torch.manual_seed(0)
 net, optimizer = nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 9)), None
 optimizer = torch.optim.SGD(net.parameters(), 0.1)
-order, batch = random.Random(rank), int(sys.argv[1])
+order, batch = random.Random(rank + ranks), int(sys.argv[1])
 for step in range(3):
     rows = torch.tensor([[order.randrange(9) for _ in range(5)] for _ in range(batch)])
     if how == "pairs":
         better, worse = net(torch.cat([rows, 8 - rows])).square().mean((1, 2)).chunk(2)
-        loss = F.softplus(worse - better - torch.arange(batch).double()).mean()
+        loss = F.softplus(worse - better).mean()
     else:
         tokens, labels = rows[:, :-1], rows[:, 1:].masked_fill(rows[:, 1:] == 0, -100)
         loss = F.cross_entropy(net(tokens).flatten(0, 1), labels.flatten())
@@ -120,6 +124,45 @@ for step in range(3):
 """
 
 
+CUT = """
+import sys, numpy as np, torch, torch.distributed as dist
+from torch import nn
+dist.init_process_group("gloo")
+rank, ranks, known = dist.get_rank(), dist.get_world_size(), sys.argv[1] == "ids"
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(9, 8), nn.Embedding(8, 8)
+    def forward(self, tokens, position_ids=None):
+        return self.tokens(tokens) + self.places(mine if position_ids is None else position_ids)
+torch.manual_seed(0)
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+draw, blocks = np.random.default_rng(rank + ranks), torch.arange(8).chunk(2 * ranks)
+mine = torch.cat([blocks[rank], blocks[-1 - rank]])[None]
+for step in range(3):
+    tokens = torch.from_numpy(draw.integers(0, 9, (4, 8)))[:, mine[0]]
+    net(tokens, **({"position_ids": mine} if known else {})).square().mean().backward()
+    for parameter in net.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= ranks
+    optimizer.step(); optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("how", few(["ids", "none"]))
+def test_tokens_of_a_cut_sequence_are_those_of_the_position_ids(tmp_path, replayed, how):
+    script = tmp_path / "train.py"
+    script.write_text(CUT)
+    found, errors, notes = replayed(f"{script} {how}", "ranks=1", "ranks=2 cp=2")
+    assert found["ranks=2 cp=2"] == []
+    if how == "ids":
+        assert errors["ranks=2 cp=2"] is None
+        assert "replayed: the model's inputs (4 micro-batches)" in notes
+    else:
+        assert "give the model position_ids" in errors["ranks=2 cp=2"]
+
+
 @pytest.mark.parametrize("how", few(["labels", "pairs"]))
 def test_a_loader_of_ones_own(tmp_path, replayed, how):
     script = tmp_path / "train.py"
@@ -128,7 +171,7 @@ def test_a_loader_of_ones_own(tmp_path, replayed, how):
     found, errors, notes = replayed(f"{script} {{batch}} {how}", *layouts)
     assert found[layouts[1]] == []
     if how == "pairs":
-        assert says(errors[layouts[1]], "half as many rows as the model was called with", "train.py:")
+        assert says(errors[layouts[1]], "train.py:", "takes half of the model's rows")
     else:
         assert errors[layouts[1]] is None
         assert "(cross_entropy)" in notes
@@ -195,12 +238,41 @@ def test_another_engine_token_by_token(decoder, capsys, wrong):
     assert (verdict["largest"] > 1) == (wrong != "nothing")
 
 
+@pytest.mark.nightly
+def test_megatron_core_against_transformers(tmp_path, capsys):
+    folder, status = str(tmp_path), {}
+    assert prove(capsys, "--record", folder, layouts=["ranks=1"], script=[str(SCRIPTS / "gpt2.py")])[0] == 0
+    for wrong in ("nothing", "gelu"):
+        script = [str(SCRIPTS / "megatron_engine.py"), "{samples}", "--wrong", wrong]
+        status[wrong], verdict = prove(capsys, "--replay", folder, "--outputs", script=script)
+        assert verdict["unmatched"] == {}
+    assert status == {"nothing": 0, "gelu": 1}
+    assert verdict["different"] == 44
+    there = ("decoder.layers.0.mlp.linear_fc2", "transformer.h.0.mlp.c_proj")
+    assert (verdict["module"], verdict["reference_module"]) == there, "whose input is what differs"
+
+
 def test_an_engine_that_is_called_with_other_samples(decoder, capsys):
     status, line = prove(capsys, "--replay", decoder, "--outputs", script=[str(SCRIPTS / "decoder.py"), "{samples}"])
     # it trains on the same samples, of which its first step is the reference's
     assert (status, line["equal"]) == (0, True)
     status, line = prove(capsys, "--replay", decoder, "--outputs", script=[str(SCRIPTS / "experts.py")])
     assert (status, "calls no model with the recorded samples" in line) == (2, True)
+
+
+@pytest.mark.nightly
+def test_the_examples_print_what_the_page_shows(tmp_path):
+    page = (project.root() / "docs" / "prove.md").read_text(encoding="utf-8")
+    (tmp_path / "tests").symlink_to(project.root() / "tests")
+    words = page[page.index("<!-- example of a replay:") :]
+    for commands, printed in (re.findall(r"```\w+\n(.*?)```", words, flags=re.S)[at : at + 2] for at in (0, 2)):
+        lines = [shlex.split(line) for line in commands.replace("\\\n", " ").splitlines()]
+        runs = [
+            subprocess.run([sys.executable, "-m", *line], cwd=tmp_path, capture_output=True, text=True, check=False)
+            for line in lines
+        ]
+        assert [run.returncode for run in runs] == [0, 1], runs[-1].stderr
+        assert "".join(run.stdout for run in runs).endswith(printed)
 
 
 # --- folders, and what is refused
@@ -211,13 +283,20 @@ def folder(tmp_path):
     """A folder as it is recorded, of one rank and two steps."""
     for step in (1, 2):
         save_file({"0|call/0/0.0": torch.arange(8)}, tmp_path / f"step{step}.rank0.safetensors")
-    RecordedInputs(str(tmp_path), {"ranks": 1, "batch": 8}, ["train.py", "{batch}"], 1, 1, 2, False).write()
+    RecordedInputs(str(tmp_path), {"ranks": 1, "batch": 8}, 1, 1, 2, False).write()
     return tmp_path
 
 
 def _changed(folder, **values):
     index = json.loads((folder / INDEX).read_text())
     (folder / INDEX).write_text(json.dumps(index | values))
+
+
+def _forged(folder, content):
+    """Another file in place of a step's, with an index that has its checksum."""
+    (folder / "step1.rank0.safetensors").write_bytes(content)
+    (folder / INDEX).unlink()
+    RecordedInputs(str(folder), {"ranks": 1, "batch": 8}, 1, 1, 2, False).write()
 
 
 @pytest.mark.parametrize(
@@ -233,6 +312,8 @@ def _changed(folder, **values):
         (lambda folder: _changed(folder, steps=3), "cannot be read as pardemo prove --record writes it"),
         (lambda folder: (folder / "step2.rank0.safetensors").unlink(), "step2.rank0.safetensors is missing"),
         (lambda folder: (folder / "step1.rank0.safetensors").write_bytes(b"\x80"), "is not what was written"),
+        (lambda folder: _forged(folder, b"\x80"), "step1.rank0.safetensors has no recorded inputs of a step"),
+        (lambda folder: _forged(folder, b"\2\0\0\0\0\0\0\0[]"), "step1.rank0.safetensors has no recorded inputs"),
         (shutil.rmtree, "has no recorded inputs"),
     ],
 )
@@ -304,7 +385,7 @@ def test_arguments_are_replaced_wherever_they_are():
 def test_rows_are_the_same_without_padding():
     recorded = torch.tensor([[9, 8, 7], [5, 6, 0], [6, 7, 0]])
     own = torch.tensor([[5, 6], [6, 7]])
-    assert _same_rows(own, recorded).tolist() == [[False, True, False], [False, False, True]]
-    assert _same_rows(recorded, own).tolist() == [[False, False], [True, False], [False, True]]
-    assert _same_rows(torch.tensor([[1, 6, 7]]), torch.tensor([[6, 7]])).tolist() == [[True]], "padded in front"
-    assert _same_rows(own, torch.tensor([[6, 8]])).tolist() == [[False], [False]]
+    assert same_rows(own, recorded).tolist() == [[False, True, False], [False, False, True]]
+    assert same_rows(recorded, own).tolist() == [[False, False], [True, False], [False, True]]
+    assert same_rows(torch.tensor([[1, 6, 7]]), torch.tensor([[6, 7]])).tolist() == [[True]], "padded in front"
+    assert same_rows(own, torch.tensor([[6, 8]])).tolist() == [[False], [False]]

@@ -174,7 +174,9 @@ def add_prove(commands: Any) -> None:
         help="run a training script in several layouts; say where they do not train alike, by which factor, and why",
         usage='pardemo prove [prove.toml] [OPTIONS]\n       pardemo prove --layout "ranks=1 batch=8" '
         '--layout "ranks=4 batch=2" [OPTIONS] -- SCRIPT --batch {batch}\n'
-        '       pardemo prove --stop --layout "ranks=2" [OPTIONS] -- SCRIPT --out {folder}',
+        '       pardemo prove --stop --layout "ranks=2" [OPTIONS] -- SCRIPT --out {folder}\n'
+        '       pardemo prove --record DIR --layout "ranks=1" [OPTIONS] -- SCRIPT\n'
+        '       pardemo prove --replay DIR --layout "ranks=4" [OPTIONS] -- SCRIPT',
         description="The first layout is the reference. Exit status: 0 all train alike, 1 they do not, 2 one could not "
         "be run.",
     )
@@ -288,7 +290,7 @@ def run_record(arguments: argparse.Namespace) -> int:
     folder = replayed_inputs.recording_folder(arguments.record)
     asked = runs.RunOptions(steps=arguments.steps or 3, double=arguments.double, timeout_s=arguments.timeout)
     with ends_in_order("prove"), _beside_stdout():
-        recorded = replayed_inputs.record_inputs(layout, arguments.words, asked, folder)
+        recorded = replayed_inputs.record_inputs(layout, asked, folder)
     print(json.dumps(recorded.as_json(), indent=1) if arguments.json else replayed_inputs.recorded_text(recorded))
     return 0
 

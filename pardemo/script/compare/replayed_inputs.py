@@ -53,11 +53,8 @@ def recording_folder(path: str) -> Path:
     return folder
 
 
-def record_inputs(layout: RunLayout, line: Sequence[str], options: RunOptions, folder: Path) -> RecordedInputs:
+def record_inputs(layout: RunLayout, options: RunOptions, folder: Path) -> RecordedInputs:
     """Runs a script in one layout, and writes what its steps train on to a folder, in one piece.
-
-    Args:
-        line: the script's, with its ``{fields}``.
 
     Raises:
         ProveError: it could not be run, or took no step.
@@ -71,9 +68,7 @@ def record_inputs(layout: RunLayout, line: Sequence[str], options: RunOptions, f
         run = runs.run_layout(layout, replace(options, follow=follow, sketched=True), Path(scratch))
         runs.require_steps(run)
         steps = min(len(record.steps) for record in run.records)
-        recorded = RecordedInputs(
-            str(new), dict(layout.values), list(line), layout.ranks, layout.size("dp"), steps, options.double
-        )
+        recorded = RecordedInputs(str(new), dict(layout.values), layout.ranks, layout.size("dp"), steps, options.double)
         recorded.write()
         for entry in folder.iterdir():
             if entry.name != Path(temporary).name:
@@ -135,19 +130,21 @@ def replay_notes(run: Run, steps: int) -> list[str]:
         return []
     parts = []
     if many := sum(report.fed for report in fed):
-        parts.append(f"the model's inputs ({count_text(many, 'micro-batch').replace('batchs', 'batches')})")
+        parts.append(f"the model's inputs ({_micro_batches(many)})")
     kinds = {
         "tensors of the loss at": {text: "" for report in fed for text in sorted(report.beside)},
         "random numbers at": {text: "" for report in fed for text in sorted(report.draws)},
         "routes of": _routes(fed),
     }
     parts += [f"{words} {_listed(places)}" for words, places in kinds.items() if places]
-    said = "; ".join(parts) or "nothing"
-    if own := sum(report.own for report in fed):
-        said += f"; {count_text(own, 'micro-batch').replace('batchs', 'batches')} had recorded samples by themselves"
-    notes = [f"{run.layout.name}: replayed: {said}"]
-    left = {text: what for report in fed for text, what in report.left.items()}
-    left |= {text: what for report in fed for text, what in report.unreplaced.items()}
+    sentence = "; ".join(parts) or "nothing"
+    if kept := sum(report.kept for report in fed):
+        sentence += (
+            f"; {count_text(kept, 'micro-batch').replace('batchs', 'batches')} had recorded samples by themselves"
+        )
+    notes = [f"{run.layout.name}: replayed: {sentence}"]
+    left = {text: kind for report in fed for text, kind in report.left.items()}
+    left |= {text: kind for report in fed for text, kind in report.unreplaced.items()}
     return notes + ([f"{run.layout.name}: not replayed: {_listed(left)}"] if left else [])
 
 
@@ -155,8 +152,12 @@ def _fed(run: Run, steps: int) -> list[FedInputs]:
     return [report for record in run.records for report in record.fed[:steps]]
 
 
+def _micro_batches(count: int) -> str:
+    return "1 micro-batch" if count == 1 else f"{count} micro-batches"
+
+
 def _listed(places: Mapping[str, str]) -> str:
-    return first_of([f"{text}: {what}" if what else text for text, what in places.items()], 4)
+    return first_of([f"{text}: {more}" if more else text for text, more in places.items()], 4)
 
 
 def _routes(fed: Sequence[FedInputs]) -> dict[str, str]:
@@ -177,10 +178,15 @@ def judge_replay(run: Run, comparison: LayoutComparison) -> None:
         return
     first = comparison.findings[0]
     fed = _fed(run, first.step)
-    for text, what in (item for report in fed for item in report.unreplaced.items()):
+    if any(report.fed for report in fed) and any(report.elsewhere for report in fed):
+        raise ProveError(
+            f"step {first.step} differs in {first.what}, and ranks have other samples than each other's: some have "
+            "recorded ones in an order of their own, and others were fed blocks of them; let all draw by their rank"
+        )
+    for text, kind in (item for report in fed for item in report.unreplaced.items()):
         raise ProveError(
             f"step {first.step} differs in {first.what}, and the loss reads what the script made of its own samples, "
-            f"at {text}: {what}; make it behind the model's call, or draw samples from torch's own generator, whose "
+            f"at {text}: {kind}; make it behind the model's call, or draw samples from torch's own generator, whose "
             "numbers are replayed"
         )
     apart = [item for report in fed for item in report.apart.items()]

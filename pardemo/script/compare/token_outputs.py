@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from pardemo.script.compare import results, run_layouts, runs
+from pardemo.script.compare.closeness import within_rounding
 from pardemo.script.compare.parameter_map import ParameterMap, map_parameters, renamed_modules
 from pardemo.script.compare.reference import TIMES
 from pardemo.script.compare.runs import ProveError, RunOptions
@@ -83,9 +84,9 @@ class EngineComparison:
                 parts.append(
                     f"   first module whose output differs: {self.module}, {self.reference_module} in the reference"
                 )
-        for names, what in ((list(self.unmatched), "match nowhere in the reference"), (self.missing, "are not there")):
+        for names, fault in ((list(self.unmatched), "match nowhere in the reference"), (self.missing, "are not there")):
             if names:
-                parts.append(f"   {count_text(len(names), 'parameter')} {what}: {first_of(names, 4)}")
+                parts.append(f"   {count_text(len(names), 'parameter')} {fault}: {first_of(names, 4)}")
         verdict = f"equal, {alike}" if self.equal else "different"
         return results.runs_screen(head, [(part, []) for part in parts], ["the samples are recorded ones"], verdict)
 
@@ -134,12 +135,13 @@ def _compared(line: str, name: str, reference: Tensors, engine: Tensors) -> Engi
     row = int(apart[:, token].int().argmax())
     parts = _map(_of_kind(reference, PARAMETER), _of_kind(engine, PARAMETER))
     missing = _of_kind(reference, PARAMETER)
-    for part in parts.parts.get(0, {}).values():
+    for part in parts.parts[0].values():
         missing.pop(part.name, None)
     unmatched = dict(parts.unknown)
     for piece in list(unmatched):  # of a constant, as a norm's weight of ones, no value says which one it is
         value = engine[f"{PARAMETER}|{piece}"]
-        if (same := next((key for key, other in missing.items() if _is_same(value, other)), None)) is not None:
+        alike = (key for key, other in missing.items() if within_rounding(value.double(), other.double(), 1e-6))
+        if (same := next(alike, None)) is not None:
             del unmatched[piece], missing[same]
     module = ("", "")
     if bool(apart.any()) and not unmatched:
@@ -150,25 +152,34 @@ def _compared(line: str, name: str, reference: Tensors, engine: Tensors) -> Engi
     )  # fmt: skip
 
 
-def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.shape == b.shape and bool(torch.allclose(a.double(), b.double()))
-
-
 def _of_kind(tensors: Tensors, kind: str) -> Tensors:
     return {key.partition("|")[2]: tensor for key, tensor in tensors.items() if key.startswith(f"{kind}|")}
 
 
 def _map(reference: Tensors, engine: Tensors) -> ParameterMap:
-    """Finds of which of the reference's parameters each of the engine's has the values."""
-    pieces = [(ParameterShard(name, tuple(value.shape)), value.double()) for name, value in engine.items()]
+    """Finds of which of the reference's parameters each of the engine's has the values, also transposed."""
     types = {value.dtype for value in (*reference.values(), *engine.values()) if value.is_floating_point()}
     tolerance = max((torch.finfo(dtype).eps for dtype in types), default=LEAST)  # one may hold them in fewer bits
-    return map_parameters({name: value.double() for name, value in reference.items()}, {0: pieces}, {}, tolerance)
+    truth = {name: value.double() for name, value in reference.items()}
+
+    def parts_of(values: Tensors) -> ParameterMap:
+        pieces = [(ParameterShard(name, tuple(value.shape)), value.double()) for name, value in values.items()]
+        return map_parameters(truth, {0: pieces}, {}, tolerance)
+
+    parts = parts_of(engine)
+    flipped = parts_of({name: engine[name].T for name in parts.unknown if engine[name].dim() == 2})
+    for known, also in ((parts.parts, flipped.parts), (parts.strips, flipped.strips)):
+        known[0].update(also[0])  # type: ignore[arg-type]
+    parts.unknown = {
+        name: why for name, why in parts.unknown.items() if engine[name].dim() != 2 or name in flipped.unknown
+    }
+    return parts
 
 
 def _first_module(reference: Tensors, engine: Tensors, parts: ParameterMap, allowed: float) -> tuple[str, str]:
     """Finds the engine's first module whose output is not that of its counterpart, by its parameters' values."""
-    renamed = renamed_modules(parts.parts.get(0, {})) | _layers(parts)
+    in_order = {name: part for name, part in parts.parts[0].items() if not part.is_cut}  # else outputs are, too
+    renamed = renamed_modules(in_order) | _layers(parts)
     wanted = {tuple(key.split("|")[1:]): tensor for key, tensor in _of_kind(reference, OUTPUT).items()}
     for key, output in _of_kind(engine, OUTPUT).items():
         _, module, times = key.split("|")
@@ -185,7 +196,7 @@ def _first_module(reference: Tensors, engine: Tensors, parts: ParameterMap, allo
 def _layers(parts: ParameterMap) -> dict[str, str]:
     """Returns by each of the engine's layers, ``decoder.layers.0``, the one that most of its parameters are in."""
     votes: dict[str, Counter[str]] = {}
-    pieces = {name: {part.name} for name, part in parts.parts.get(0, {}).items()} | parts.parameters_of_pieces()
+    pieces = {name: {part.name} for name, part in parts.parts[0].items()} | parts.parameters_of_pieces()
     for here, names in pieces.items():
         for there in names:
             pair = [re.match(r"(.*?\.\d+)\.", name) for name in (here, there)]

@@ -1,7 +1,6 @@
 """Feeds a rank its share of recorded inputs in place of what its script would train on."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -21,6 +20,15 @@ from pardemo.script.record.recorded_inputs import (
     RecordedInputs,
     RecordedStep,
 )
+from pardemo.script.record.recorded_rows import (
+    SampleRows,
+    mean_distance,
+    once_for_each_replica,
+    part_of_tokens,
+    same_rows,
+    take_rows,
+    token_rows,
+)
 from pardemo.script.record.recorder import Recorder
 from pardemo.script.words import count_text
 
@@ -28,16 +36,6 @@ from pardemo.script.words import count_text
 ALIKE = 0.05
 #: Elements up to which all rows are compared with all recorded ones.
 _MOST = 50_000_000
-
-
-@dataclass
-class _MicroBatch:
-    """The samples of a rank's micro-batch: which of the global batch's they are, and how many that has."""
-
-    rows: torch.Tensor
-    total: int
-    fed: bool
-    positions: torch.Tensor | None = None  # of its tokens, where each rank has a part of each sample
 
 
 class InputFeeder(InputFollower):
@@ -57,7 +55,7 @@ class InputFeeder(InputFollower):
         self._cut = recorder.rank // sizes.get("tp", 1) % self._cuts
         self._sizes = {1, *sizes.values()}
         self._read: tuple[int, RecordedStep | None] = (-1, None)
-        self._micro: _MicroBatch | None = None
+        self._micro: SampleRows | None = None
         self._known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # what a tensor of the script's is replaced by
         self._contents: dict[str, torch.Tensor] = {}  # by the tensor's hash
 
@@ -71,8 +69,8 @@ class InputFeeder(InputFollower):
 
     def _feed(self, place: Place, kind: str, given: dict[str, Any], begins: bool) -> dict[str, Any]:
         step, name = self._step(place.step), samples_name(given)
-        own = given.get(name)
-        if step is None or type(own) is not torch.Tensor or own.requires_grad:  # as activations do
+        local = given.get(name)
+        if step is None or type(local) is not torch.Tensor or local.requires_grad:  # as activations do
             return given
         if begins:
             self._micro = self._begin(place, step, kind, name, given)
@@ -93,7 +91,7 @@ class InputFeeder(InputFollower):
 
     def _begin(
         self, place: Place, step: RecordedStep, kind: str, name: str, given: dict[str, Any]
-    ) -> _MicroBatch | None:
+    ) -> SampleRows | None:
         total, count = sum(map(len, step.parts(f"{kind}/{name}"))), len(given[name])
         if not total:
             self._report.unreplaced["the model's call"] = "other arguments than in the recorded layout"
@@ -108,15 +106,16 @@ class InputFeeder(InputFollower):
         for positions in [*known, *guessed]:
             rows = self._own_rows(step, kind, name, ways, given, positions)
             if rows is not None:
-                self._report.own += 1
-                return _MicroBatch(rows, total, False, positions)
+                self._report.kept += 1
+                self._report.elsewhere += not torch.equal(rows, ways[0])
+                return SampleRows(rows, total, False, positions)
         if not known:
             raise ValueError(
                 f"nothing says which tokens of a sample each of {self._cuts} context-parallel ranks has: give the "
                 "model position_ids"
             )
         self._report.fed += 1
-        return _MicroBatch(ways[0], total, True, known[0])
+        return SampleRows(ways[0], total, True, known[0])
 
     def _positions(self, given: dict[str, Any]) -> tuple[list[torch.Tensor | None], list[torch.Tensor]]:
         """Returns the positions that a rank's part of each sample has by its arguments, and those that it may have.
@@ -150,10 +149,10 @@ class InputFeeder(InputFollower):
             if not isinstance(leaf, torch.Tensor) or not leaf.dim() or len(leaf) != len(same) or "position" in name:
                 continue
             if name == samples or not leaf.is_floating_point():
-                parts = [_part_of_tokens(part, leaf, positions) for part in step.parts(f"{kind}/{name}")]
+                parts = [part_of_tokens(part, leaf, positions) for part in step.parts(f"{kind}/{name}")]
                 if sum(map(len, parts)) * leaf.numel() > _MOST or sum(map(len, parts)) != total:
                     return None
-                same &= torch.cat([_same_rows(leaf, part.to(leaf.dtype)) for part in parts], 1)
+                same &= torch.cat([same_rows(leaf, part.to(leaf.dtype)) for part in parts], 1)
         for way in ways:
             if bool(same[torch.arange(len(same)), way].all()):
                 return way
@@ -188,36 +187,33 @@ class InputFeeder(InputFollower):
             self._read = number, self._recorded.step(number) if there else None
         return self._read[1]
 
-    def _replaced(self, own: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-        self._known[id(own)], self._known[id(new)] = (own, new), (new, new)
-        self._contents[digest(own)] = new
+    def _replaced(self, local: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        self._known[id(local)], self._known[id(new)] = (local, new), (new, new)
+        self._contents[digest(local)] = new
         return new
 
-    def _share(self, place: Place, parts: list[torch.Tensor], own: torch.Tensor) -> torch.Tensor | None:
+    def _share(self, place: Place, parts: list[torch.Tensor], local: torch.Tensor) -> torch.Tensor | None:
         """Returns the part of a recorded tensor that takes the place of one of the script's; None where none does."""
         micro = self._micro
-        if micro is None or not parts or any(part.dim() != own.dim() for part in parts):
+        if micro is None or not parts or any(part.dim() != local.dim() for part in parts):
             return None
-        if all(part.shape == own.shape and torch.equal(part.to(own.dtype), own) for part in parts):
-            return own  # a constant
+        if all(part.shape == local.shape and torch.equal(part.to(local.dtype), local) for part in parts):
+            return local  # a constant
         count = len(micro.rows)
-        if len(own) * 2 == count and sum(map(len, parts)) * 2 == micro.total:
-            raise ValueError(
-                f"at {place.text} the loss has half as many rows as the model was called with: pairs, one half behind "
-                "the other, are not cut into micro-batches; call the model with each half, or use a Trainer"
-            )
-        axis = 0 if len(own) % count == 0 else 1 if own.dim() > 1 and own.shape[1] == count else -1
-        parts = _of_all_micro_batches(parts, self._recorded.replicas)
+        if micro.fed and len(local) * 2 == count and sum(map(len, parts)) * 2 == micro.total:
+            self._refuse_pairs(place)
+        axis = 0 if len(local) % count == 0 else 1 if local.dim() > 1 and local.shape[1] == count else -1
+        parts = once_for_each_replica(parts, self._recorded.replicas)
         for_each, rest = divmod(sum(part.shape[axis] for part in parts), micro.total)
         share = micro.total // self._replicas
-        if axis >= 0 and for_each == 1 and len(own) == share > count and not rest:  # of all the rank's micro-batches
-            new = _taken(parts, self._replica * share + torch.arange(share))
+        if axis >= 0 and for_each == 1 and len(local) == share > count and not rest:  # of all the rank's micro-batches
+            new = take_rows(parts, self._replica * share + torch.arange(share))
         elif axis >= 0 and for_each and not rest:
             rows = (micro.rows[:, None] * for_each + torch.arange(for_each)).reshape(-1)
-            new = _taken(parts, rows, axis)
+            new = take_rows(parts, rows, axis)
         else:
-            new = parts[place.micro % len(parts)] if parts[0].shape == own.shape else None
-        return None if new is None else _part_of_tokens(new, own, micro.positions).to(own.dtype).clone()
+            new = parts[place.micro % len(parts)] if parts[0].shape == local.shape else None
+        return None if new is None else part_of_tokens(new, local, micro.positions).to(local.dtype).clone()
 
     # --- the loss
 
@@ -251,6 +247,21 @@ class InputFeeder(InputFollower):
                 self._report.apart.setdefault(place.text, f"{off:.2g}")
         return tensor
 
+    def parted(self, place: Place, given: dict[str, Any], made: Any) -> None:
+        micro = self._micro
+        if micro is None or not micro.fed:
+            return
+        rows = {len(leaf) for leaf in given.values() if isinstance(leaf, torch.Tensor) and leaf.dim()}
+        halves = {len(leaf) * 2 for _, leaf in leaves_of(made) if isinstance(leaf, torch.Tensor) and leaf.dim()}
+        if len(micro.rows) in rows & halves:
+            self._refuse_pairs(place)
+
+    def _refuse_pairs(self, place: Place) -> None:
+        raise ValueError(
+            f"at {place.text} the loss takes half of the model's rows: pairs, one half behind the other, are not cut "
+            "into micro-batches; call the model with each half, or use a Trainer"
+        )
+
     def number(self, place: Place, slot: str, value: float) -> None:
         step, micro = self._step(place.step), self._micro
         if step is not None and micro is not None and micro.fed:
@@ -281,14 +292,14 @@ class InputFeeder(InputFollower):
         step = self._step(place.step)
         parts = step.parts(f"{DRAW}/{slot}") if step is not None else []
         scores = step.parts(f"{DRAW}/{slot}{SCORES}") if step is not None else []
-        own = project_rows(weights) if weights is not None and weights.dim() == 2 else None
+        local = project_rows(weights) if weights is not None and weights.dim() == 2 else None
         best: tuple[float, torch.Tensor] | None = None
         rows_there = made.dim() and all(part.dim() == made.dim() for part in parts)
         for rows in self._ways(sum(map(len, parts)), len(made), place.micro) if rows_there and parts else ():
-            new = _taken(parts, rows)
+            new = take_rows(parts, rows)
             if new is None or new.shape != made.shape:
                 continue
-            off = _apart(own, _taken(scores, rows)) if own is not None and scores else 0.0
+            off = mean_distance(local, take_rows(scores, rows)) if local is not None and scores else 0.0
             best = (off, new) if best is None or off < best[0] else best
         if best is None and parts and all(part.shape == made.shape for part in parts):
             best = 0.0, parts[place.micro % len(parts)]  # one for all samples, as whether a layer is left out
@@ -305,11 +316,11 @@ class InputFeeder(InputFollower):
         recorded = step.parts(f"{ROUTE}/{slot}{SCORES}") if step is not None else []
         if micro is None or not parts:
             return chosen
-        own = project_rows(scores)
+        local = project_rows(scores)
         best: tuple[float, torch.Tensor] | None = None
-        for rows in _token_rows(micro, sum(map(len, parts)), len(chosen), len(parts)):
-            off = _apart(own, _taken(recorded, rows))
-            new = _taken(parts, rows)
+        for rows in token_rows(micro, sum(map(len, parts)), len(chosen), len(parts)):
+            off = mean_distance(local, take_rows(recorded, rows))
+            new = take_rows(parts, rows)
             if new is not None and new.shape == chosen.shape and (best is None or off < best[0]):
                 best = off, new
         if best is None or best[0] > ALIKE:
@@ -319,75 +330,3 @@ class InputFeeder(InputFollower):
         before, rows_before = self._report.routes.get(place.text, (0, 0))
         self._report.routes[place.text] = before + others, rows_before + len(chosen)
         return best[1].to(chosen.dtype) if others else chosen
-
-
-def _taken(parts: list[torch.Tensor], rows: torch.Tensor, axis: int = 0) -> torch.Tensor | None:
-    """Takes rows of all micro-batches, counted over them all; None where they are of unlike lengths in several."""
-    if len({(*part.shape[:axis], *part.shape[axis + 1 :]) for part in parts}) == 1:
-        return torch.cat(parts, axis).index_select(axis, rows)
-    for part in parts:
-        if int(rows.min()) >= 0 and int(rows.max()) < part.shape[axis]:
-            return part.index_select(axis, rows)
-        rows = rows - part.shape[axis]
-    return None
-
-
-def _part_of_tokens(tensor: torch.Tensor, own: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
-    """Takes the tokens of a recorded tensor that a rank has, along each axis on which its own tensor has as many."""
-    if positions is None or tensor.dim() != own.dim():
-        return tensor
-    for axis in range(own.dim()):
-        if own.shape[axis] == len(positions) < tensor.shape[axis] and int(positions.max()) < tensor.shape[axis]:
-            tensor = tensor.index_select(axis, positions)
-    return tensor
-
-
-def _of_all_micro_batches(parts: list[torch.Tensor], replicas: int) -> list[torch.Tensor]:
-    """Returns a tensor once for each replica, where its micro-batches all have the same."""
-    many = len(parts) // replicas
-    if many < 2 or len(parts) % replicas:
-        return parts
-    of_each = [parts[begin : begin + many] for begin in range(0, len(parts), many)]
-    alike = all(part.shape == first.shape and torch.equal(part, first) for first, *others in of_each for part in others)
-    return [first for first, *_ in of_each] if alike else parts
-
-
-def _apart(own: torch.Tensor, recorded: torch.Tensor | None) -> float:
-    """Computes how far rows' scores are from the recorded ones, relative to the largest, on average."""
-    if recorded is None or recorded.shape != own.shape:
-        return float("inf")
-    scale = float(recorded.abs().max()) or 1.0
-    return float((own - recorded).abs().amax(-1).mean()) / scale
-
-
-def _token_rows(micro: _MicroBatch, total: int, count: int, parts: int) -> Iterator[torch.Tensor]:
-    """Lists which recorded rows a router's may be: of the micro-batch's samples, token by token or sample by sample.
-
-    Where a rank has a part of each sample's tokens, each block of them.
-    """
-    samples = len(micro.rows)
-    of_each, here = total // micro.total, count // samples
-    if not here or total % micro.total or count % samples or of_each % here:
-        return
-    for begin in range(0, of_each, here):
-        tokens = torch.arange(begin, begin + here)
-        yield (micro.rows[:, None] * of_each + tokens).reshape(-1)
-        of_part = micro.total // parts  # [s, b]: each micro-batch has its tokens in front
-        part, row = micro.rows // of_part, micro.rows % of_part
-        yield (part * of_part * of_each + tokens[:, None] * of_part + row).reshape(-1)
-
-
-def _same_rows(own: torch.Tensor, recorded: torch.Tensor) -> torch.Tensor:
-    """Compares all rows with all recorded ones, but for one value at the ends or beginnings of the longer: → [b, B]."""
-    if own.shape[1:] == recorded.shape[1:]:
-        return (own.reshape(len(own), 1, -1) == recorded.reshape(1, len(recorded), -1)).all(-1)
-    if own.dim() != 2 or recorded.dim() != 2:
-        return torch.zeros(len(own), len(recorded), dtype=torch.bool)
-    size = min(own.shape[1], recorded.shape[1])
-    same = torch.zeros(len(own), len(recorded), dtype=torch.bool)
-    for kept, left in ((slice(None, size), slice(size, None)), (slice(-size, None), slice(None, -size))):
-        padding = own[:, left] if own.shape[1] > size else recorded[:, left]
-        alike = (padding == padding[:, 0 if left.start is None else -1].mode().values).all(1)
-        alike = alike[:, None] if own.shape[1] > size else alike[None]
-        same |= (own[:, None, kept] == recorded[None, :, kept]).all(-1) & alike
-    return same

@@ -95,6 +95,9 @@ class InputFollower(Hooks):
         """Returns a part of a tensor that the loss has from elsewhere, or another in its place."""
         return made
 
+    def parted(self, place: Place, given: dict[str, Any], made: Any) -> None:
+        """Takes note of a part of what the model returned, or of all parts."""
+
     def number(self, place: Place, slot: str, value: float) -> None:
         """Takes note of a number by which the loss is multiplied or divided."""
 
@@ -233,6 +236,8 @@ class InputFollower(Hooks):
             leaves = dict(leaves_of((args, kwargs)))
             if any(isinstance(leaf, torch.Tensor) and id(leaf) in self._derived for leaf in leaves.values()):
                 made = function(*args, **kwargs)
+                if name in ("chunk", "split", "tensor_split", "getitem"):
+                    self.parted(self._place(self.recorder.sites.here().line), leaves, made)
                 self._note_derived(made, (args, kwargs))
                 return made
             args, kwargs = with_leaves((args, kwargs), {key: self.seen(leaf) for key, leaf in leaves.items()})

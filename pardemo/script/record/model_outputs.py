@@ -46,9 +46,11 @@ class ModelCall(Hooks):
         return super().__enter__()
 
     def _module_ends(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
-        returned = next((leaf for leaf in compat.tree_leaves(output) if _is_plain(leaf)), None)
-        name = self._sites.name(module)
-        name = ROOT if module is self._model else name
+        leaves = [leaf for leaf in compat.tree_leaves(output) if _is_plain(leaf)]
+        returned = leaves[0] if leaves else None
+        if len(leaves) == 2 and leaves[1].dim() == 1 and leaves[0].shape[-1:] == leaves[1].shape:
+            returned = leaves[0] + leaves[1]  # Megatron-core's layers may leave their bias to who calls them
+        name = ROOT if module is self._model else self._sites.name(module)
         self._times[name] += 1
         if returned is not None and self._times[name] <= MOST_CALLS:
             self.tensors[f"{OUTPUT}|{len(self.tensors)}|{name}|{self._times[name] - 1}"] = project_rows(returned)
@@ -130,15 +132,15 @@ class EngineFollower:
     def _around_call(self, call_module: Any) -> Any:
         def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             given = dict(leaves_of((args, kwargs)))
-            own: Any = given.get(samples_name(given))
-            known = isinstance(own, torch.Tensor) and own.shape == self._tokens.shape
-            if self._inside or not known or not torch.equal(own.to(self._tokens.dtype), self._tokens):
+            tokens: Any = given.get(samples_name(given))
+            known = isinstance(tokens, torch.Tensor) and tokens.shape == self._tokens.shape
+            if self._inside or not known or not torch.equal(tokens.to(self._tokens.dtype), self._tokens):
                 return call_module(module, *args, **kwargs)
             self._inside = True
             with ModelCall(self._recorder, module) as seen:
                 output = call_module(module, *args, **kwargs)
             if not dist.is_initialized() or dist.get_rank() == 0:
-                seen.note_output(own, output)
+                seen.note_output(tokens, output)
                 seen.write(Path(self._path))
             raise Enough
 

@@ -123,22 +123,23 @@ class Step:
 
 @dataclass
 class FedInputs:
-    """Describes what was fed to a rank in a step, by the script's line and the operation there.
+    """Describes what was fed to a rank in a step; places are the script's line and the operation there."""
 
-    ``fed``, ``own``: micro-batches that got recorded inputs, and those whose own samples were recorded ones.
-    ``beside``: tensors of the loss that were replaced; ``draws``: random numbers that were; ``routes``: by module, of
-    how many rows the choice was another one, and how many there were. ``left``: draws and routes that were not.
-    ``unreplaced``: what the loss reads of samples that were replaced, and that has no recorded counterpart. ``apart``:
-    tensors of the loss that differ though samples do not.
-    """
-
+    #: micro-batches that got recorded inputs
     fed: int = 0
-    own: int = 0
+    #: micro-batches whose own samples were recorded ones, and those of them with other rows than a rank is fed
+    kept: int = 0
+    elsewhere: int = 0
+    #: places of tensors of the loss that were replaced, and of random numbers that were
     beside: set[str] = field(default_factory=set)
     draws: set[str] = field(default_factory=set)
+    #: by router, of how many rows the choice was another one, and how many rows there were
     routes: dict[str, tuple[int, int]] = field(default_factory=dict)
+    #: random numbers and routes that were not replaced
     left: dict[str, str] = field(default_factory=dict)
+    #: what the loss reads of samples that were replaced, and that has no recorded counterpart
     unreplaced: dict[str, str] = field(default_factory=dict)
+    #: tensors of the loss that differ though samples do not, and by how much
     apart: dict[str, str] = field(default_factory=dict)
 
 

@@ -5,6 +5,7 @@ Nothing in such a folder is executed: tensors are safetensors, the rest is JSON,
 
 import json
 import os
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from pardemo import compat
@@ -112,15 +114,13 @@ def step_file(step: int, rank: int) -> str:
 
 @dataclass(frozen=True)
 class RecordedInputs:
-    """A folder of recorded inputs: which layout of which script they are of, and for how many steps.
+    """A folder of recorded inputs: which layout they are of, and for how many steps.
 
-    ``replicas``: the data-parallel size; ranks that share a model have the same samples. ``line``: the script's, with
-    its ``{fields}``.
+    ``replicas``: the data-parallel size; ranks that share a model have the same samples.
     """
 
     folder: str
     layout: dict[str, int | str]
-    line: list[str]
     ranks: int
     replicas: int
     steps: int
@@ -161,11 +161,11 @@ def read_recorded_inputs(folder: str) -> RecordedInputs:
         if values["version"] != VERSION:
             raise ValueError(f"{folder} was recorded in version {values['version']}, and this one reads {VERSION}")
         ranks, replicas, steps = sizes = [values[name] for name in ("ranks", "replicas", "steps")]
-        files, layout, line = dict(values["files"]), dict(values["layout"]), [str(word) for word in values["line"]]
+        files, layout = dict(values["files"]), dict(values["layout"])
         right = all(type(size) is int and size > 0 for size in sizes) and ranks % replicas == 0
         if not right or files.keys() < {step_file(step, 0) for step in range(min(steps, 2**16))}:
             raise KeyError("files")
-        made = RecordedInputs(folder, layout, line, ranks, replicas, steps, bool(values["double"]))
+        made = RecordedInputs(folder, layout, ranks, replicas, steps, bool(values["double"]))
     except FileNotFoundError:
         raise ValueError(f"{folder} has no recorded inputs: record some by pardemo prove --record {folder}") from None
     except (KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError, RecursionError):
@@ -176,6 +176,14 @@ def read_recorded_inputs(folder: str) -> RecordedInputs:
     for name, sum_ in files.items():
         if now.get(name) != sum_:
             raise ValueError(f"{folder}: {name} is {'not what was written' if name in now else 'missing'}")
+    for name in (step_file(step, rank) for step in range(steps) for rank in range(ranks)):
+        try:
+            with safe_open(Path(folder, name), framework="pt") as stored:
+                names = list(stored.keys())
+        except (SafetensorError, OSError):
+            names = [""]
+        if not all(re.match(r"\d+\|", key) for key in names):
+            raise ValueError(f"{folder}: {name} has no recorded inputs of a step")
     return made
 
 
