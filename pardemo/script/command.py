@@ -175,7 +175,9 @@ def add_prove(commands: Any) -> None:
         usage='pardemo prove [prove.toml] [OPTIONS]\n       pardemo prove --layout "ranks=1 batch=8" '
         '--layout "ranks=4 batch=2" [OPTIONS] -- SCRIPT --batch {batch}\n'
         '       pardemo prove --search [--axis "tp=1,2"] [OPTIONS] -- SCRIPT\n'
-        '       pardemo prove --stop --layout "ranks=2" [OPTIONS] -- SCRIPT --out {folder}',
+        '       pardemo prove --stop --layout "ranks=2" [OPTIONS] -- SCRIPT --out {folder}\n'
+        '       pardemo prove --record DIR --layout "ranks=1" [OPTIONS] -- SCRIPT\n'
+        '       pardemo prove --replay DIR --layout "ranks=4" [OPTIONS] -- SCRIPT',
         description="The first layout is the reference. Exit status: 0 all train alike, 1 they do not, 2 one could not "
         "be run.",
     )
@@ -191,6 +193,11 @@ def add_prove(commands: Any) -> None:
     stop.add_argument("--stops", metavar="KINDS", help="which of rank, all, launcher, save, term, with commas (all)")
     stop.add_argument("--seed", type=int, metavar="N", help="of the moments that are drawn (0)")
     stop.add_argument("--grace", type=float, metavar="S", help="seconds between SIGTERM and SIGKILL (10)")
+    replay = prove.add_argument_group("--record, --replay", "compare layouts whose samples are drawn on each rank")
+    replay.add_argument("--record", metavar="DIR", help="run one layout, and write what its steps train on")
+    replay.add_argument("--replay", metavar="DIR", help="feed that to each layout; the reference is the recorded one")
+    replay.add_argument("--outputs", action="store_true", help="with --replay: the script calls another model with "
+                        "{samples}; compare log-probabilities of tokens")  # fmt: skip
     prove.add_argument("--double", action="store_true", help="run the script in fp64: a difference is a difference")
     prove.add_argument("--timeout", type=float, default=600.0, metavar="S", help="seconds for each layout (600)")
     prove.add_argument(
@@ -215,14 +222,24 @@ def run_prove(arguments: argparse.Namespace) -> int:
     for name in ("resume", "stops", "seed", "grace"):
         if getattr(arguments, name) is not None:
             raise ValueError(f"--{name} says something about a stop: say --stop, too")
+    if arguments.record is not None:
+        return run_record(arguments)
+    if arguments.outputs:
+        return run_outputs(arguments)
     from pardemo.script.compare import run_layouts
     from pardemo.script.runtime import launch_lines
 
     settings: dict[str, Any] = {}
+    recorded: Any = None
     if arguments.layout:
         if not arguments.words:
             raise ValueError("say the script behind --, as -- train.py --batch {batch}")
-        wanted = run_layouts.from_texts(arguments.layout, arguments.words)
+        if arguments.replay is not None:
+            wanted, recorded = _replayed_layouts(arguments)
+        else:
+            wanted = run_layouts.from_texts(arguments.layout, arguments.words)
+    elif arguments.replay is not None:
+        raise ValueError('say the layouts that are fed, as --layout "ranks=4 batch=2", and the script behind --')
     else:
         if len(arguments.words) > 1:
             raise ValueError('say the layouts, as --layout "ranks=1 batch=8" --layout "ranks=4 batch=2"')
@@ -238,6 +255,10 @@ def run_prove(arguments: argparse.Namespace) -> int:
         steps=arguments.steps or settings.get("steps", 3), double=arguments.double or settings.get("double", False),
         timeout_s=arguments.timeout,
     )  # fmt: skip
+    if recorded is not None:
+        from pardemo.script.compare import replayed_inputs
+
+        asked = replayed_inputs.on_recorded_inputs(asked, recorded)
     out = proof_page.proof_folder(arguments.out) if arguments.out is not None else None
     with ends_in_order("prove"), _beside_stdout():
         compared = proof.compare_layouts(wanted, asked)
@@ -253,10 +274,54 @@ def run_prove(arguments: argparse.Namespace) -> int:
     return 2 if compared.failed and not compared.findings else 1 if compared.findings else 0
 
 
+def _replayed_layouts(arguments: argparse.Namespace) -> tuple[Any, Any]:
+    """Reads the recorded layout and those that are fed its inputs, and what was recorded."""
+    from pardemo.script.compare import replayed_inputs
+    from pardemo.script.record import recorded_inputs
+
+    recorded = recorded_inputs.read_recorded_inputs(arguments.replay)
+    return replayed_inputs.replayed_layouts(recorded, arguments.layout, arguments.words), recorded
+
+
+def run_record(arguments: argparse.Namespace) -> int:
+    """Runs ``pardemo prove --record``; returns 0 where a layout's inputs were recorded."""
+    if arguments.replay is not None or arguments.out is not None:
+        raise ValueError(f"--record alone runs one layout: leave {'--replay' if arguments.replay else '--out'} away")
+    if len(arguments.layout or ()) != 1 or not arguments.words:
+        raise ValueError('say one layout to record, as --layout "ranks=1 batch=8", and the script behind --')
+    from pardemo.script.compare import replayed_inputs, run_layouts, runs
+
+    (layout,) = run_layouts.from_texts(arguments.layout, arguments.words, alone=True)
+    runs.launch_of(layout)
+    folder = replayed_inputs.recording_folder(arguments.record)
+    asked = runs.RunOptions(steps=arguments.steps or 3, double=arguments.double, timeout_s=arguments.timeout)
+    with ends_in_order("prove"), _beside_stdout():
+        recorded = replayed_inputs.record_inputs(layout, asked, folder)
+    print(json.dumps(recorded.as_json(), indent=1) if arguments.json else replayed_inputs.recorded_text(recorded))
+    return 0
+
+
+def run_outputs(arguments: argparse.Namespace) -> int:
+    """Runs ``pardemo prove --replay DIR --outputs``; returns 0 for equal log-probabilities, 1 for others."""
+    if arguments.replay is None or not arguments.words or len(arguments.layout or ()) > 1 or arguments.out is not None:
+        raise ValueError("say one script beside recorded inputs, as --replay DIR --outputs -- engine.py {samples}")
+    from pardemo.script.compare import runs, token_outputs
+    from pardemo.script.record import recorded_inputs
+
+    recorded = recorded_inputs.read_recorded_inputs(arguments.replay)
+    asked = runs.RunOptions(steps=1, double=arguments.double, timeout_s=arguments.timeout)
+    with ends_in_order("prove"), _beside_stdout():
+        made = token_outputs.compare_engine(recorded, arguments.layout or [], arguments.words, asked)
+    print(json.dumps(made.as_json(), indent=1) if arguments.json else made)
+    return 0 if made.equal else 1
+
+
 def run_stop(arguments: argparse.Namespace) -> int:
     """Runs ``pardemo prove --stop``; returns 0 where nothing is lost, 1 where something is, 2 without an answer."""
     if arguments.out is not None:
         raise ValueError("--out writes the page of layouts that are compared; with --stop print the verdict, or --json")
+    if arguments.record is not None or arguments.replay is not None:
+        raise ValueError("--stop stops a script with its own samples: leave --record and --replay away")
     from pardemo.script.resume import GRACE_S, STEPS
 
     chosen = tuple(arguments.stops.split(",")) if arguments.stops is not None else None

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from pardemo.argument_checks import whole
-from pardemo.script.compare import across_layouts, run_layouts, runs
+from pardemo.script.compare import across_layouts, replayed_inputs, run_layouts, runs
 from pardemo.script.compare.closeness import nearly_equal
 from pardemo.script.compare.comparison import LayoutComparison, compare_layout
 from pardemo.script.compare.differences import Finding
@@ -114,6 +114,7 @@ def _proof(layouts: Sequence[RunLayout], options: RunOptions, folder: Path) -> P
     proof = Proof(
         [LayoutResult(layouts[0], steps_run=steps, steps_compared=steps)], list(reference.records[0].notes),
         asked=options.steps, parameters=len(truth.whole[0].before), tolerance=truth.tolerance, rounded=short,
+        replayed=options.feeding is not None,
     )  # fmt: skip
     if options.sketched:
         proof.notes.append(f"{sum(runs.elements(reference).values()):,} elements: parameters are compared by sketches")
@@ -131,11 +132,12 @@ def _run_and_compare(
     truth: Reference, layout: RunLayout, options: RunOptions, folder: Path
 ) -> tuple[LayoutResult, list[str]]:
     """Runs a layout and compares it with the reference; also returns notes about the comparison."""
+    run = Run(layout)
     try:
         run = runs.run_layout(layout, options, folder)
         compared = compare_run(truth, run, options, folder)
     except ProveError as error:
-        return LayoutResult(layout, str(error), error.details), []
+        return LayoutResult(layout, str(error), error.details), replayed_inputs.replay_notes(run, options.steps)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return result_of(run, compared, options)
@@ -154,7 +156,8 @@ def result_of(run: Run, compared: LayoutComparison, options: RunOptions) -> tupl
     result.error = "" if compared.findings else compared.in_part
     result.findings = [replace(finding, line=_line_of(finding, records)) for finding in compared.findings]
     result.model, result.left_open = compared.model, compared.left_open
-    return result, [*([f"{layout.name}: {compared.unmatched}"] if compared.unmatched else []), *compared.notes]
+    notes = [*([f"{layout.name}: {compared.unmatched}"] if compared.unmatched else []), *compared.notes]
+    return result, [*replayed_inputs.replay_notes(run, compared.steps), *notes]
 
 
 #: By what a finding is of: what the step does there, whose line it has.
@@ -197,6 +200,7 @@ def compare_run(truth: Reference, other: Run, options: RunOptions, folder: Path)
     if case and (explained := counted_by_each_rank(truth, other, compared, case, options, folder / "multiplied")):
         compared.findings = [explained if finding == case.finding else finding for finding in compared.findings]
         compared.left_open = None
+    replayed_inputs.judge_replay(other, compared)
     return compared
 
 

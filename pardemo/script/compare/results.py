@@ -81,6 +81,8 @@ class Proof:
     tolerance: float = 0.0
     #: short types in which the reference computes, by whose rounding tolerances were found
     rounded: list[str] = field(default_factory=list)
+    #: whether all layouts were fed recorded inputs
+    replayed: bool = False
 
     @property
     def steps(self) -> int:
@@ -112,13 +114,15 @@ class Proof:
     @property
     def verdict(self) -> str:
         """The verdict on all layouts."""
+        on = ", on recorded inputs" if self.replayed else ""
         if self.findings:
-            return "different"
+            return f"different{on}"
         if self.failed:
             return "not compared: see what is said of each layout that has a ?"
         if self.rounded:
-            return f"equal, to what rounding to {' and '.join(self.rounded)} moves of each parameter in the reference"
-        return f"equal, to {self.tolerance:.0e} of what is compared"
+            types = " and ".join(self.rounded)
+            return f"equal, to what rounding to {types} moves of each parameter in the reference{on}"
+        return f"equal, to {self.tolerance:.0e} of what is compared{on}"
 
     def __str__(self) -> str:
         parts = []
@@ -136,7 +140,7 @@ class Proof:
                 finding.as_json() | {"line": finding.line, "tensors": finding.tensors_file} for finding in self.findings
             ],
             "steps": self.steps, "asked": self.asked, "parameters": self.parameters, "tolerance": self.tolerance,
-            "notes": self.notes,
+            "notes": self.notes, "replayed": self.replayed,
         }  # fmt: skip
 
 

@@ -110,7 +110,8 @@ class RunOptions:
     """Says how layouts are run: how many steps are recorded, in fp64 or the script's own type, and the time limit.
 
     ``follow``: what follows more of them on a rank, of prove's recorder. ``rounded``: rounded otherwise.
-    ``multiplied``: parameters that are changed on purpose.
+    ``multiplied``: parameters that are changed on purpose. ``feeding``: makes of a layout what follows its ranks
+    as ``follow`` does, and feeds them recorded inputs.
     """
 
     steps: int = 3
@@ -122,6 +123,7 @@ class RunOptions:
     follow: Callable[..., Any] | None = None
     rounded: bool = False
     multiplied: Multiplied | None = None
+    feeding: Callable[[RunLayout], Callable[..., Any]] | None = None
 
 
 def run_layout(layout: RunLayout, options: RunOptions, folder: Path) -> Run:
@@ -135,7 +137,8 @@ def run_layout(layout: RunLayout, options: RunOptions, folder: Path) -> Run:
     else:
         launch, text = launch_of(layout)
         name = os.path.basename(launch.script)
-    asked = Recording(launch, os.getcwd(), wanted, options.double, function, options.follow)
+    follow = options.feeding(layout) if options.feeding is not None else options.follow
+    asked = Recording(launch, os.getcwd(), wanted, options.double, function, follow)
     try:
         records = run_on_ranks(
             record_script, asked, text, name=name, ranks=layout.ranks, journals=str(folder), timeout_s=options.timeout_s

@@ -138,17 +138,37 @@ def draws_noted(sites: CallSites, drawn: Callable[[], dict[str, str] | None]) ->
     that are cropped. What each rank draws for itself is another one in each layout.
     """
 
+    def note(name: str, args: Any, made: torch.Tensor) -> torch.Tensor:
+        by_line = drawn()
+        if by_line is not None and (line := sites.here().line):
+            line = f"{line} ({name})"
+            by_line[line] = f"{zlib.crc32((by_line.get(line, '') + rank_record.digest(made)).encode())}"
+        return made
+
+    with draws_followed(note):
+        yield
+
+
+@contextlib.contextmanager
+def draws_followed(follow: Callable[[str, Any, torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """Has ``follow`` return what is drawn from torch's own generator within the block: itself, or numbers in its place.
+
+    ``follow`` gets the function's name, its arguments, and what it drew. No draws of seeds, samplers, first weights.
+    """
+
     def watched(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            made, by_line = function(*args, **kwargs), drawn()
+            made = function(*args, **kwargs)
             plain = type(made) is torch.Tensor and made.device.type == "cpu" and kwargs.get("generator") is None
-            file = sys._getframe(1).f_code.co_filename
-            counts = plain and (not file.startswith(_TORCH) or file.startswith(_FOR_OTHERS))
-            if counts and by_line is not None and (line := sites.here().line):
-                line = f"{line} ({function.__name__})"
-                by_line[line] = f"{zlib.crc32((by_line.get(line, '') + rank_record.digest(made)).encode())}"
-            return made
+            frame = sys._getframe(1)
+            while frame.f_code.co_filename == __file__ and frame.f_back is not None:  # of another one who follows
+                frame = frame.f_back
+            file = frame.f_code.co_filename
+            if not plain or (file.startswith(_TORCH) and not file.startswith(_FOR_OTHERS)):
+                return made
+            numbers = follow(function.__name__, args, made)
+            return numbers if numbers is made or not function.__name__.endswith("_") else made.copy_(numbers)
 
         return call
 

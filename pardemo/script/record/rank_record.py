@@ -122,13 +122,35 @@ class Step:
 
 
 @dataclass
+class FedInputs:
+    """Describes what was fed to a rank in a step; places are the script's line and the operation there."""
+
+    #: micro-batches that got recorded inputs
+    fed: int = 0
+    #: micro-batches whose own samples were recorded ones, and those of them with other rows than a rank is fed
+    kept: int = 0
+    elsewhere: int = 0
+    #: places of tensors of the loss that were replaced, and of random numbers that were
+    beside: set[str] = field(default_factory=set)
+    draws: set[str] = field(default_factory=set)
+    #: by router, of how many rows the choice was another one, and how many rows there were
+    routes: dict[str, tuple[int, int]] = field(default_factory=dict)
+    #: random numbers and routes that were not replaced
+    left: dict[str, str] = field(default_factory=dict)
+    #: what the loss reads of samples that were replaced, and that has no recorded counterpart
+    unreplaced: dict[str, str] = field(default_factory=dict)
+    #: tensors of the loss that differ though samples do not, and by how much
+    apart: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
 class RankRecord:
     """One rank's record of a run.
 
     ``ended``: ``end`` of the script, or ``enough`` steps. ``unseeded``: lines that drew random numbers from a generator
     that nobody had seeded. ``dtypes``: the parameters'. ``optimizer``: names of its class and of those that it is made
     of. ``alone``: whether the script made no group of processes, or called no collective. ``computed_in``: types of
-    what modules returned.
+    what modules returned. ``fed``: of each step what was replayed, where recorded inputs were.
     """
 
     rank: int
@@ -141,6 +163,7 @@ class RankRecord:
     batch_norms: list[str] = field(default_factory=list)
     alone: bool = False
     computed_in: list[str] = field(default_factory=list)
+    fed: list[FedInputs] = field(default_factory=list)
 
 
 Tensors = dict[str, torch.Tensor]
@@ -259,7 +282,7 @@ STATE = "state."
 
 
 #: Arguments that are the samples, of whatever else a model is given.
-_FIRST = ("input_ids", "inputs_embeds", "pixel_values", "tokens")
+FIRST_INPUTS = ("input_ids", "inputs_embeds", "pixel_values", "tokens")
 #: What says nothing of the samples.
 _PLAIN = (torch.Tensor, np.ndarray, str, bool, int, float, type(None))
 
@@ -273,7 +296,8 @@ def input_tensors(inputs: Any, given: Mapping[str, Any]) -> list[tuple[str, torc
     leaves = [leaf for name, value in named for leaf in _input_leaves(name, value)]
     tensors = [(name, tensor) for name, value in leaves if (tensor := _as_tensor(value)) is not None]
     tensors = tensors or [(name, tensor) for name, value in leaves if (tensor := _list_as_tensor(value)) is not None]
-    return sorted(tensors, key=lambda item: _FIRST.index(item[0]) if item[0] in _FIRST else len(_FIRST))
+    known = {name: place for place, name in enumerate(FIRST_INPUTS)}
+    return sorted(tensors, key=lambda item: known.get(item[0], len(known)))
 
 
 def unseen_inputs(inputs: Any, given: Mapping[str, Any]) -> list[str]:

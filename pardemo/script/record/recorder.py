@@ -27,7 +27,17 @@ from pardemo.script.record.numbers import (
 from pardemo.script.record.outputs import Outputs, is_shape_inference
 from pardemo.script.record.parameters import Parameters, Wanted, noting_optimizers
 from pardemo.script.record.pieces import is_engine, parameter_names
-from pardemo.script.record.rank_record import BACKWARD, CLIP, PRINT, STEP, CurrentStep, LossCall, RankRecord, Step
+from pardemo.script.record.rank_record import (
+    BACKWARD,
+    CLIP,
+    PRINT,
+    STEP,
+    CurrentStep,
+    FedInputs,
+    LossCall,
+    RankRecord,
+    Step,
+)
 from pardemo.script.runtime import job, stand_ins
 from pardemo.script.runtime.call_sites import CallSites, without_wrappers
 from pardemo.script.runtime.collectives import Calls
@@ -47,6 +57,7 @@ class Recorder(Hooks):
         steps: those that are over. current: what is recorded of the one that runs. parameters: the models' recorder.
         on_model, on_gradients, on_finish: called when a model is about to run for training, when parameters before
             the step are, and when the step is over; for who follows more of it.
+        fed: of each step what was replayed, of who feeds recorded inputs.
     """
 
     def __init__(self, sites: CallSites, rank: int, wanted: Wanted):
@@ -58,6 +69,7 @@ class Recorder(Hooks):
         self.on_model: Callable[[], None] = lambda: None
         self.on_gradients: Callable[[], None] = lambda: None
         self.on_finish: Callable[[], None] = lambda: None
+        self.fed: list[FedInputs] = []
         self._wanted = wanted
         self._outputs = Outputs(sites, self.current, self._model_begins)
         self._rounding = Rounding() if wanted.rounded else None
@@ -327,7 +339,7 @@ class Recorder(Hooks):
         steps = self.steps[: self._wanted.steps]
         return RankRecord(
             self.rank, ended, steps, notes, unseeded, dtypes, " ".join(self._optimizers), norms,
-            computed_in=sorted(self._outputs.computed_in),
+            computed_in=sorted(self._outputs.computed_in), fed=self.fed,
         )  # fmt: skip
 
 

@@ -157,6 +157,10 @@ class CallSites(Hooks):
         """Returns a module's name from the root on without wrappers' prefixes; its class where it has no name."""
         return self._names.get(module) or type(module).__name__
 
+    def is_root(self, module: torch.nn.Module) -> bool:
+        """Whether a module is, or would be by its first call, one that is called from outside of all others."""
+        return module in self.roots or module not in self._names
+
     def note_backward(self) -> None:
         """Notes a backward pass: a model whose output is still alive is a teacher or a reference, not evaluated.
 

@@ -1,0 +1,200 @@
+"""Records the inputs of one layout of a script, and says what of them was replayed in others."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pardemo.script.compare import run_layouts, runs
+from pardemo.script.compare.comparison import LayoutComparison
+from pardemo.script.compare.run_layouts import RunLayout
+from pardemo.script.compare.runs import ProveError, Run, RunOptions
+from pardemo.script.record.input_feeder import InputFeeder
+from pardemo.script.record.rank_record import FedInputs
+from pardemo.script.record.recorded_inputs import (
+    BATCH,
+    CALL,
+    DRAW,
+    INDEX,
+    LOSS,
+    ROUTE,
+    SCORES,
+    InputRecorder,
+    RecordedInputs,
+)
+from pardemo.script.words import count_text, first_of
+
+#: What a folder is called in which all is written first.
+_WRITTEN = ".recorded-"
+
+
+def recording_folder(path: str) -> Path:
+    """Makes the folder for recorded inputs, if there is none; earlier ones in it make room for the new ones.
+
+    Raises:
+        ValueError: it has other things in it, cannot be one, or cannot be written to; one line.
+    """
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except FileExistsError:
+        raise ValueError(f"--record takes a folder, and {path} is a file") from None
+    except OSError as error:
+        raise ValueError(f"--record: nothing can be written to {path}: {error.strerror}") from None
+    names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith(_WRITTEN))
+    if names and INDEX not in names:
+        raise ValueError(f"--record: {path} has other things in it, as {names[0]}: say a folder of its own")
+    return folder
+
+
+def record_inputs(layout: RunLayout, options: RunOptions, folder: Path) -> RecordedInputs:
+    """Runs a script in one layout, and writes what its steps train on to a folder, in one piece.
+
+    Raises:
+        ProveError: it could not be run, or took no step.
+    """
+    if layout.size("pp") > 1:
+        raise ProveError("inputs are recorded in a layout without pipeline stages: choose one with pp=1")
+    with tempfile.TemporaryDirectory(dir=folder, prefix=_WRITTEN) as temporary, runs.scratch_folder() as scratch:
+        new = Path(temporary, "new")
+        new.mkdir()
+        follow = partial(InputRecorder, folder=str(new))
+        run = runs.run_layout(layout, replace(options, follow=follow, sketched=True), Path(scratch))
+        runs.require_steps(run)
+        steps = min(len(record.steps) for record in run.records)
+        recorded = RecordedInputs(str(new), dict(layout.values), layout.ranks, layout.size("dp"), steps, options.double)
+        recorded.write()
+        for entry in folder.iterdir():
+            if entry.name != Path(temporary).name:
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        names = sorted(entry.name for entry in new.iterdir())
+        for name in sorted(names, key=lambda name: name == INDEX):  # where an index is, all that it names is there
+            os.replace(new / name, folder / name)
+    return replace(recorded, folder=str(folder))
+
+
+def recorded_text(recorded: RecordedInputs) -> str:
+    """Says what was recorded: steps, samples, tensors of the loss, draws, routes."""
+    step = recorded.step(0)
+    slots = [slot for slot in step.slots if not slot.endswith(SCORES)]
+
+    def places(kind: str) -> list[str]:
+        return list(dict.fromkeys(slot.split("/")[1] for slot in slots if slot.startswith(f"{kind}/")))
+
+    first = next((slot for slot in slots if slot.startswith((f"{BATCH}/", f"{CALL}/"))), "")
+    name, samples = (
+        " ".join(f"{key}={value}" for key, value in recorded.layout.items()),
+        sum(map(len, step.parts(first))),
+    )
+    lines = [f"recorded  {name}: {count_text(recorded.steps, 'step')}, {count_text(samples, 'sample')} in each"]
+    kinds = {
+        LOSS: "what the loss reads beside the model's output", DRAW: "random numbers", ROUTE: "routes of tokens"
+    }  # fmt: skip
+    lines += [f"   {words}: {first_of(places(kind), 4)}" for kind, words in kinds.items() if places(kind)]
+    return "\n".join([*lines, f"→ {recorded.folder}"])
+
+
+def replayed_layouts(recorded: RecordedInputs, texts: Sequence[Any], line: Sequence[str]) -> list[RunLayout]:
+    """Returns the recorded layout, which is the reference, and those that are to be held against it.
+
+    Raises:
+        ValueError: a layout cannot be read, is the reference, or has what cannot be replayed; one line.
+    """
+    layouts = run_layouts.from_texts([recorded.layout, *texts], line)
+    for layout in layouts:
+        if layout.size("pp") > 1:
+            raise ValueError(f"{layout.name}: inputs are not replayed over pipeline stages: choose pp=1")
+    return layouts
+
+
+def on_recorded_inputs(options: RunOptions, recorded: RecordedInputs) -> RunOptions:
+    """Returns options by which each layout is fed recorded inputs, for as many steps as there are."""
+
+    def feeding(layout: RunLayout) -> Any:
+        sizes = layout.sizes | {key: layout.size(key) for key in ("dp", "tp", "cp")} | {"ranks": layout.ranks}
+        return partial(InputFeeder, recorded=recorded, sizes=sizes)
+
+    return replace(options, steps=min(options.steps, recorded.steps), feeding=feeding)
+
+
+def replay_notes(run: Run, steps: int) -> list[str]:
+    """Says what was replayed in the first steps of a layout, and what was not."""
+    fed = _fed(run, steps)
+    if not fed:
+        return []
+    parts = []
+    if many := sum(report.fed for report in fed):
+        parts.append(f"the model's inputs ({_micro_batches(many)})")
+    kinds = {
+        "tensors of the loss at": {text: "" for report in fed for text in sorted(report.beside)},
+        "random numbers at": {text: "" for report in fed for text in sorted(report.draws)},
+        "routes of": _routes(fed),
+    }
+    parts += [f"{words} {_listed(places)}" for words, places in kinds.items() if places]
+    sentence = "; ".join(parts) or "nothing"
+    if kept := sum(report.kept for report in fed):
+        sentence += (
+            f"; {count_text(kept, 'micro-batch').replace('batchs', 'batches')} had recorded samples by themselves"
+        )
+    notes = [f"{run.layout.name}: replayed: {sentence}"]
+    left = {text: kind for report in fed for text, kind in report.left.items()}
+    left |= {text: kind for report in fed for text, kind in report.unreplaced.items()}
+    return notes + ([f"{run.layout.name}: not replayed: {_listed(left)}"] if left else [])
+
+
+def _fed(run: Run, steps: int) -> list[FedInputs]:
+    return [report for record in run.records for report in record.fed[:steps]]
+
+
+def _micro_batches(count: int) -> str:
+    return "1 micro-batch" if count == 1 else f"{count} micro-batches"
+
+
+def _listed(places: Mapping[str, str]) -> str:
+    return first_of([f"{text}: {more}" if more else text for text, more in places.items()], 4)
+
+
+def _routes(fed: Sequence[FedInputs]) -> dict[str, str]:
+    counts: dict[str, tuple[int, int]] = {}
+    for text, (changed, rows) in (item for report in fed for item in report.routes.items()):
+        before = counts.get(text, (0, 0))
+        counts[text] = before[0] + changed, before[1] + rows
+    return {text: f"{changed} of {rows} would be others" if changed else "" for text, (changed, rows) in counts.items()}
+
+
+def judge_replay(run: Run, comparison: LayoutComparison) -> None:
+    """Adds to findings what the loss has read beside the samples, where that differs.
+
+    Raises:
+        ProveError: something differs, and the loss has read what the script made of samples that were replaced.
+    """
+    if not comparison.findings:
+        return
+    first = comparison.findings[0]
+    fed = _fed(run, first.step)
+    if any(report.fed for report in fed) and any(report.elsewhere for report in fed):
+        raise ProveError(
+            f"step {first.step} differs in {first.what}, and ranks have other samples than each other's: some have "
+            "recorded ones in an order of their own, and others were fed blocks of them; let all draw by their rank"
+        )
+    for text, kind in (item for report in fed for item in report.unreplaced.items()):
+        raise ProveError(
+            f"step {first.step} differs in {first.what}, and the loss reads what the script made of its own samples, "
+            f"at {text}: {kind}; make it behind the model's call, or draw samples from torch's own generator, whose "
+            "numbers are replayed"
+        )
+    apart = [item for report in fed for item in report.apart.items()]
+    if apart:
+        text, off = apart[0]
+        also = f"; what the loss reads at {text} is not what it was in the reference, by {off} of its largest number"
+        explained = {finding: replace(finding, why=finding.why + also) for finding in comparison.findings
+                if finding.cause in ("", "loss")}  # fmt: skip
+        comparison.findings = [explained.get(finding, finding) for finding in comparison.findings]
+        if (case := comparison.left_open) is not None:
+            comparison.left_open = replace(case, finding=explained.get(case.finding, case.finding))

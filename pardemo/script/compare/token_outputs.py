@@ -1,0 +1,205 @@
+"""Compares another engine's log-probabilities of recorded samples with the reference's, token by token."""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pardemo.script.compare import results, run_layouts, runs
+from pardemo.script.compare.closeness import within_rounding
+from pardemo.script.compare.parameter_map import ParameterMap, map_parameters, renamed_modules
+from pardemo.script.compare.reference import TIMES
+from pardemo.script.compare.runs import ProveError, RunOptions
+from pardemo.script.record.model_outputs import (
+    LOG_PROBABILITIES,
+    OUTPUT,
+    PARAMETER,
+    REFERENCE,
+    ROUNDED,
+    SAMPLES,
+    EngineFollower,
+    read_model_call,
+)
+from pardemo.script.record.rank_record import ParameterShard, Tensors
+from pardemo.script.record.recorded_inputs import RecordedInputs
+from pardemo.script.words import count_text, first_of
+
+#: What stands in an engine's line for the file of the recorded samples.
+FIELD = "{samples}"
+#: Relative difference of log-probabilities, and of outputs, that is rounding where the reference's is not known.
+LEAST = 1e-9
+
+
+@dataclass
+class EngineComparison:
+    """The result of comparing an engine's log-probabilities of recorded samples with the reference's.
+
+    ``different``: of how many tokens they differ; ``largest``, ``mean``: by how much; ``allowed``: what rounding may
+    make. ``first``: sample and token, from 0, of the first that differs, in the order of the tokens. ``module``: the
+    first module whose output differs, and ``reference_module``, what it is in the reference. ``unmatched``: parameters
+    that have no values of the reference's, and why; ``missing``: the reference's that the engine has not.
+    """
+
+    line: str
+    reference: str
+    tokens: int
+    different: int
+    largest: float
+    mean: float
+    allowed: float
+    first: tuple[int, int] | None
+    module: str
+    reference_module: str
+    unmatched: dict[str, str]
+    missing: list[str]
+
+    @property
+    def equal(self) -> bool:
+        """Whether all log-probabilities are the reference's, to rounding."""
+        return not self.different
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns what ``pardemo prove --replay DIR --outputs --json`` prints."""
+        return {"equal": self.equal} | asdict(self)
+
+    def __str__(self) -> str:
+        head = f"reference  {self.reference}: log-probabilities of {count_text(self.tokens, 'token')}"
+        alike = f"to {self.allowed:.1e}, as rounding moves the reference's"
+        if self.equal:
+            parts = [f"✓  {self.line}: the same log-probabilities, {alike}"]
+        else:
+            row, token = self.first or (0, 0)
+            numbers = f"by up to {self.largest:.3g}, on average {self.mean:.3g}; not the same {alike}"
+            parts = [
+                f"✗  {self.line}: log-probabilities of {count_text(self.different, 'token')} differ, {numbers}",
+                f"   first at token {token} of sample {row}",
+            ]
+            if self.module:
+                parts.append(
+                    f"   first module whose output differs: {self.module}, {self.reference_module} in the reference"
+                )
+        for names, fault in ((list(self.unmatched), "match nowhere in the reference"), (self.missing, "are not there")):
+            if names:
+                parts.append(f"   {count_text(len(names), 'parameter')} {fault}: {first_of(names, 4)}")
+        verdict = f"equal, {alike}" if self.equal else "different"
+        return results.runs_screen(head, [(part, []) for part in parts], ["the samples are recorded ones"], verdict)
+
+
+def compare_engine(
+    recorded: RecordedInputs, texts: Sequence[str], line: Sequence[str], options: RunOptions
+) -> EngineComparison:
+    """Runs a script that calls another model with the recorded samples, and compares what that computes.
+
+    Args:
+        texts: the layout, as ``"ranks=1"``; none is one process. line: of the script; ``{samples}`` in it is the file
+            of the samples.
+
+    Raises:
+        ProveError: the script could not be run, or called no model with these samples.
+        ValueError: the recording has no log-probabilities of tokens.
+    """
+    reference = read_model_call(Path(recorded.folder, REFERENCE))
+    if LOG_PROBABILITIES not in reference:
+        raise ValueError(f"{recorded.folder} has no log-probabilities: record a model that gives logits of tokens")
+    samples = os.path.abspath(Path(recorded.folder, SAMPLES))
+    words = [word.replace(FIELD, samples) for word in line]
+    (layout,) = run_layouts.from_texts(list(texts) or ["ranks=1"], words, alone=True)
+    with runs.scratch_folder() as folder:
+        path = os.path.join(folder, "engine.safetensors")
+        follow = partial(EngineFollower, samples=samples, path=path)
+        run = runs.run_layout(layout, replace(options, follow=follow), Path(folder))
+        if run.error:
+            raise ProveError(run.error, run.details)
+        if not os.path.exists(path):
+            raise ProveError(f"{line[0]} calls no model with the recorded samples: let it read them from {FIELD}")
+        engine = read_model_call(Path(path))
+    if LOG_PROBABILITIES not in engine:
+        raise ProveError(f"the model of {line[0]} returns no logits of all tokens: [b, s, v] or [s, b, v]")
+    return _compared(" ".join(line), recorded.name, reference, engine)
+
+
+def _compared(line: str, name: str, reference: Tensors, engine: Tensors) -> EngineComparison:
+    wanted, chances = reference[LOG_PROBABILITIES], engine[LOG_PROBABILITIES]
+    scale = float(wanted.abs().max())
+    moved = float((reference.get(ROUNDED, wanted) - wanted).abs().max())
+    allowed = max(TIMES * moved, LEAST * scale)
+    off = (chances - wanted).abs().nan_to_num(nan=float("inf"))  # [b, s - 1]
+    apart = off > allowed
+    token = int(apart.any(0).int().argmax())
+    row = int(apart[:, token].int().argmax())
+    parts = _map(_of_kind(reference, PARAMETER), _of_kind(engine, PARAMETER))
+    missing = _of_kind(reference, PARAMETER)
+    for part in parts.parts[0].values():
+        missing.pop(part.name, None)
+    unmatched = dict(parts.unknown)
+    for piece in list(unmatched):  # of a constant, as a norm's weight of ones, no value says which one it is
+        value = engine[f"{PARAMETER}|{piece}"]
+        alike = (key for key, other in missing.items() if within_rounding(value.double(), other.double(), 1e-6))
+        if (same := next(alike, None)) is not None:
+            del unmatched[piece], missing[same]
+    module = ("", "")
+    if bool(apart.any()) and not unmatched:
+        module = _first_module(reference, engine, parts, allowed / (scale or 1.0))
+    return EngineComparison(
+        line, name, off.numel(), int(apart.sum()), float(off.max()), float(off.mean()), allowed,
+        (row, token + 1) if bool(apart.any()) else None, *module, unmatched, sorted(missing),
+    )  # fmt: skip
+
+
+def _of_kind(tensors: Tensors, kind: str) -> Tensors:
+    return {key.partition("|")[2]: tensor for key, tensor in tensors.items() if key.startswith(f"{kind}|")}
+
+
+def _map(reference: Tensors, engine: Tensors) -> ParameterMap:
+    """Finds of which of the reference's parameters each of the engine's has the values, also transposed."""
+    types = {value.dtype for value in (*reference.values(), *engine.values()) if value.is_floating_point()}
+    tolerance = max((torch.finfo(dtype).eps for dtype in types), default=LEAST)  # one may hold them in fewer bits
+    truth = {name: value.double() for name, value in reference.items()}
+
+    def parts_of(values: Tensors) -> ParameterMap:
+        pieces = [(ParameterShard(name, tuple(value.shape)), value.double()) for name, value in values.items()]
+        return map_parameters(truth, {0: pieces}, {}, tolerance)
+
+    parts = parts_of(engine)
+    flipped = parts_of({name: engine[name].T for name in parts.unknown if engine[name].dim() == 2})
+    for known, also in ((parts.parts, flipped.parts), (parts.strips, flipped.strips)):
+        known[0].update(also[0])  # type: ignore[arg-type]
+    parts.unknown = {
+        name: why for name, why in parts.unknown.items() if engine[name].dim() != 2 or name in flipped.unknown
+    }
+    return parts
+
+
+def _first_module(reference: Tensors, engine: Tensors, parts: ParameterMap, allowed: float) -> tuple[str, str]:
+    """Finds the engine's first module whose output is not that of its counterpart, by its parameters' values."""
+    in_order = {name: part for name, part in parts.parts[0].items() if not part.is_cut}  # else outputs are, too
+    renamed = renamed_modules(in_order) | _layers(parts)
+    wanted = {tuple(key.split("|")[1:]): tensor for key, tensor in _of_kind(reference, OUTPUT).items()}
+    for key, output in _of_kind(engine, OUTPUT).items():
+        _, module, times = key.split("|")
+        truth = wanted.get((renamed.get(module, module), times))
+        if truth is None or truth.numel() != output.numel():
+            continue
+        ways = [output, output.transpose(0, 1)] if output.dim() == 3 else [output]  # [b, s, 3] or [s, b, 3]
+        offs = [float((way.reshape(truth.shape) - truth).abs().max()) for way in ways if way.numel() == truth.numel()]
+        if min(offs) > max(10 * allowed, LEAST) * float(truth.abs().max()):
+            return module, renamed.get(module, module)
+    return "", ""
+
+
+def _layers(parts: ParameterMap) -> dict[str, str]:
+    """Returns by each of the engine's layers, ``decoder.layers.0``, the one that most of its parameters are in."""
+    votes: dict[str, Counter[str]] = {}
+    pieces = {name: {part.name} for name, part in parts.parts[0].items()} | parts.parameters_of_pieces()
+    for here, names in pieces.items():
+        for there in names:
+            pair = [re.match(r"(.*?\.\d+)\.", name) for name in (here, there)]
+            if pair[0] and pair[1]:
+                votes.setdefault(pair[0][1], Counter())[pair[1][1]] += 1
+    return {layer: counts.most_common(1)[0][0] for layer, counts in votes.items()}

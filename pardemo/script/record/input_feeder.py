@@ -1,0 +1,332 @@
+"""Feeds a rank its share of recorded inputs in place of what its script would train on."""
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+from typing import Any
+
+import torch
+
+from pardemo.script.record.input_follower import InputFollower, Place, leaves_of
+from pardemo.script.record.model_outputs import samples_name
+from pardemo.script.record.rank_record import FedInputs, digest, project_rows
+from pardemo.script.record.recorded_inputs import (
+    BATCH,
+    CALL,
+    DRAW,
+    LOSS,
+    NUMBER,
+    ROUTE,
+    SCORES,
+    RecordedInputs,
+    RecordedStep,
+)
+from pardemo.script.record.recorded_rows import (
+    SampleRows,
+    mean_distance,
+    once_for_each_replica,
+    part_of_tokens,
+    same_rows,
+    take_rows,
+    token_rows,
+)
+from pardemo.script.record.recorder import Recorder
+from pardemo.script.words import count_text
+
+#: Relative difference up to which scores are those of the same row in another layout, whatever type they are in.
+ALIKE = 0.05
+#: Elements up to which all rows are compared with all recorded ones.
+_MOST = 50_000_000
+
+
+class InputFeeder(InputFollower):
+    """Feeds a rank recorded inputs.
+
+    The global batch is cut into equal parts over the data-parallel ranks, and these into micro-batches, in order. Where
+    a micro-batch's own samples are recorded ones, whichever they are, it keeps them, and all that is computed of them.
+
+    Args:
+        sizes: of the layout: ``ranks``, ``dp``, ``tp``, ``cp`` and others.
+    """
+
+    def __init__(self, recorder: Recorder, recorded: RecordedInputs, sizes: Mapping[str, int]):
+        super().__init__(recorder)
+        self._recorded, self._replicas, self._cuts = recorded, sizes["dp"], sizes.get("cp", 1)
+        self._replica = recorder.rank // (sizes["ranks"] // self._replicas)
+        self._cut = recorder.rank // sizes.get("tp", 1) % self._cuts
+        self._sizes = {1, *sizes.values()}
+        self._read: tuple[int, RecordedStep | None] = (-1, None)
+        self._micro: SampleRows | None = None
+        self._known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # what a tensor of the script's is replaced by
+        self._contents: dict[str, torch.Tensor] = {}  # by the tensor's hash
+
+    # --- samples
+
+    def called(self, place: Place, number: int, given: dict[str, Any]) -> dict[str, Any]:
+        return self._feed(place, f"{CALL}/{number}", given, begins=number == 0)
+
+    def batch(self, place: Place, given: dict[str, Any]) -> dict[str, Any]:
+        return self._feed(place, BATCH, given, begins=True)
+
+    def _feed(self, place: Place, kind: str, given: dict[str, Any], begins: bool) -> dict[str, Any]:
+        step, name = self._step(place.step), samples_name(given)
+        local = given.get(name)
+        if step is None or type(local) is not torch.Tensor or local.requires_grad:  # as activations do
+            return given
+        if begins:
+            self._micro = self._begin(place, step, kind, name, given)
+        if self._micro is None or not self._micro.fed:
+            return given
+        self.recorder.current.step.draws.clear()  # whatever was drawn for samples is not trained on
+        changed = {}
+        for name, leaf in given.items():
+            if kind == BATCH and isinstance(leaf, torch.Tensor) and not leaf.dim():
+                self._compare_number(f"{name} of the Trainer's inputs", float(leaf), step.parts(f"{kind}/{name}"))
+            if type(leaf) is torch.Tensor and leaf.dim() and not leaf.requires_grad:
+                new = self._share(place, step.parts(f"{kind}/{name}"), leaf)
+                if new is None:
+                    self._report.unreplaced[f"the model's call, {name}"] = f"a tensor {list(leaf.shape)}"
+                else:
+                    changed[name] = self._replaced(leaf, new)
+        return given | changed
+
+    def _begin(
+        self, place: Place, step: RecordedStep, kind: str, name: str, given: dict[str, Any]
+    ) -> SampleRows | None:
+        total, count = sum(map(len, step.parts(f"{kind}/{name}"))), len(given[name])
+        if not total:
+            self._report.unreplaced["the model's call"] = "other arguments than in the recorded layout"
+            return None
+        ways = list(self._ways(total, count, place.micro))
+        if not ways:
+            raise ValueError(
+                f"{count_text(total, 'recorded sample')} of a step do not divide into {self._replicas} data-parallel "
+                f"ranks with {count} in a micro-batch"
+            )
+        known, guessed = self._positions(given)
+        for positions in [*known, *guessed]:
+            rows = self._own_rows(step, kind, name, ways, given, positions)
+            if rows is not None:
+                self._report.kept += 1
+                self._report.elsewhere += not torch.equal(rows, ways[0])
+                return SampleRows(rows, total, False, positions)
+        if not known:
+            raise ValueError(
+                f"nothing says which tokens of a sample each of {self._cuts} context-parallel ranks has: give the "
+                "model position_ids"
+            )
+        self._report.fed += 1
+        return SampleRows(ways[0], total, True, known[0])
+
+    def _positions(self, given: dict[str, Any]) -> tuple[list[torch.Tensor | None], list[torch.Tensor]]:
+        """Returns the positions that a rank's part of each sample has by its arguments, and those that it may have.
+
+        The former are None where a rank has whole samples; the latter are a block, or two as in a zigzag.
+        """
+        if self._cuts == 1:
+            return [None], []
+        known: list[torch.Tensor | None] = [
+            leaf.reshape(-1, leaf.shape[-1])[0].long() for name, leaf in given.items()
+            if "position" in name and isinstance(leaf, torch.Tensor) and leaf.dim() and not leaf.is_floating_point()
+        ]  # fmt: skip
+        here = given[samples_name(given)].shape[-1]
+        blocks = torch.arange(here * self._cuts).chunk(2 * self._cuts)
+        return known, [
+            torch.arange(here * self._cut, here * (self._cut + 1)),
+            torch.cat([blocks[self._cut], blocks[-1 - self._cut]]),
+        ]
+
+    def _own_rows(
+        self, step: RecordedStep, kind: str, samples: str, ways: list[torch.Tensor], given: dict[str, Any],
+        positions: torch.Tensor | None,
+    ) -> torch.Tensor | None:  # fmt: skip
+        """Finds which recorded rows the script's own arguments are, up to padding; None unless all are recorded ones.
+
+        They are in all tensors of whole numbers, which say more than the first: answers beside prompts.
+        """
+        total = int(ways[0].numel() and sum(map(len, step.parts(f"{kind}/{samples}"))))
+        same = torch.ones(len(given[samples]), total, dtype=torch.bool)
+        for name, leaf in given.items():
+            if not isinstance(leaf, torch.Tensor) or not leaf.dim() or len(leaf) != len(same) or "position" in name:
+                continue
+            if name == samples or not leaf.is_floating_point():
+                parts = [part_of_tokens(part, leaf, positions) for part in step.parts(f"{kind}/{name}")]
+                if sum(map(len, parts)) * leaf.numel() > _MOST or sum(map(len, parts)) != total:
+                    return None
+                same &= torch.cat([same_rows(leaf, part.to(leaf.dtype)) for part in parts], 1)
+        for way in ways:
+            if bool(same[torch.arange(len(same)), way].all()):
+                return way
+        rows = []
+        for row in same:  # in any order, as where a Trainer shuffles what it has generated
+            free = row.nonzero().reshape(-1).tolist()
+            if not free:
+                return None
+            rows.append(free[0])
+            if len(free) > 1:
+                same[:, free[0]] = False
+        return torch.tensor(rows)
+
+    def _ways(self, total: int, count: int, micro: int) -> Iterator[torch.Tensor]:
+        """Lists which of all rows a micro-batch of so many may have: a block, or each rank every other row."""
+        passes, rest = divmod(total, self._replicas * count) if count else (0, 0)
+        if passes and not rest:
+            begin, rows = micro % passes * count, torch.arange(total)
+            yield rows.view(self._replicas, -1)[self._replica][begin : begin + count]
+            if self._replicas > 1:
+                yield rows.view(-1, self._replicas)[:, self._replica][begin : begin + count]
+
+    @property
+    def _report(self) -> FedInputs:
+        reports, step = self.recorder.fed, self._place().step
+        reports += [FedInputs() for _ in range(len(reports), step + 1)]
+        return reports[step]
+
+    def _step(self, number: int) -> RecordedStep | None:
+        if self._read[0] != number:
+            there = number < self._recorded.steps
+            self._read = number, self._recorded.step(number) if there else None
+        return self._read[1]
+
+    def _replaced(self, local: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        self._known[id(local)], self._known[id(new)] = (local, new), (new, new)
+        self._contents[digest(local)] = new
+        return new
+
+    def _share(self, place: Place, parts: list[torch.Tensor], local: torch.Tensor) -> torch.Tensor | None:
+        """Returns the part of a recorded tensor that takes the place of one of the script's; None where none does."""
+        micro = self._micro
+        if micro is None or not parts or any(part.dim() != local.dim() for part in parts):
+            return None
+        if all(part.shape == local.shape and torch.equal(part.to(local.dtype), local) for part in parts):
+            return local  # a constant
+        count = len(micro.rows)
+        if micro.fed and len(local) * 2 == count and sum(map(len, parts)) * 2 == micro.total:
+            self._refuse_pairs(place)
+        axis = 0 if len(local) % count == 0 else 1 if local.dim() > 1 and local.shape[1] == count else -1
+        parts = once_for_each_replica(parts, self._recorded.replicas)
+        for_each, rest = divmod(sum(part.shape[axis] for part in parts), micro.total)
+        share = micro.total // self._replicas
+        if axis >= 0 and for_each == 1 and len(local) == share > count and not rest:  # of all the rank's micro-batches
+            new = take_rows(parts, self._replica * share + torch.arange(share))
+        elif axis >= 0 and for_each and not rest:
+            rows = (micro.rows[:, None] * for_each + torch.arange(for_each)).reshape(-1)
+            new = take_rows(parts, rows, axis)
+        else:
+            new = parts[place.micro % len(parts)] if parts[0].shape == local.shape else None
+        return None if new is None else part_of_tokens(new, local, micro.positions).to(local.dtype).clone()
+
+    # --- the loss
+
+    def seen(self, tensor: Any) -> Any:
+        return self._known[id(tensor)][1] if id(tensor) in self._known else tensor
+
+    def viewed(self, args: Any, made: Any) -> Any:
+        if any(id(leaf) in self._known for _, leaf in leaves_of(args)):
+            for _, leaf in leaves_of(made):
+                if isinstance(leaf, torch.Tensor):
+                    self._replaced(leaf, leaf)
+        return made
+
+    def beside(self, place: Place, slot: str, tensor: torch.Tensor) -> torch.Tensor:
+        step, micro = self._step(place.step), self._micro
+        if id(tensor) in self._known:
+            return self._known[id(tensor)][1]
+        if step is None or micro is None:
+            return tensor
+        new = self._share(place, step.parts(f"{LOSS}/{slot}"), tensor)
+        if micro.fed:
+            new = self._contents.get(digest(tensor)) if new is None else new  # as where a layout takes another line
+            if new is None:
+                self._report.unreplaced[place.text] = f"a tensor {list(tensor.shape)}"
+                return tensor
+            self._report.beside.add(place.text)
+            return self._replaced(tensor, new)
+        if new is not None and new.shape == tensor.shape and tensor.is_floating_point():
+            off = float((tensor - new).abs().max()) / (float(new.abs().max()) or 1.0) if new.numel() else 0.0
+            if off > 1e-3:
+                self._report.apart.setdefault(place.text, f"{off:.2g}")
+        return tensor
+
+    def parted(self, place: Place, given: dict[str, Any], made: Any) -> None:
+        micro = self._micro
+        if micro is None or not micro.fed:
+            return
+        rows = {len(leaf) for leaf in given.values() if isinstance(leaf, torch.Tensor) and leaf.dim()}
+        halves = {len(leaf) * 2 for _, leaf in leaves_of(made) if isinstance(leaf, torch.Tensor) and leaf.dim()}
+        if len(micro.rows) in rows & halves:
+            self._refuse_pairs(place)
+
+    def _refuse_pairs(self, place: Place) -> None:
+        raise ValueError(
+            f"at {place.text} the loss takes half of the model's rows: pairs, one half behind the other, are not cut "
+            "into micro-batches; call the model with each half, or use a Trainer"
+        )
+
+    def number(self, place: Place, slot: str, value: float) -> None:
+        step, micro = self._step(place.step), self._micro
+        if step is not None and micro is not None and micro.fed:
+            self._compare_number(place.text, value, step.parts(f"{NUMBER}/{slot}"))
+
+    def _compare_number(self, text: str, value: float, recorded: list[torch.Tensor]) -> None:
+        """Notes a number that is neither a recorded one nor a multiple of it by the layout's sizes."""
+        micro, parts = self._micro, [float(part) for part in recorded if not part.dim()]
+        if micro is None or text in self._report.unreplaced:
+            return
+        passes = micro.total // (self._replicas * len(micro.rows))
+        sizes = self._sizes | {passes, len(parts) or 1}
+        factors = {a * b for a, b in product(sizes, sizes)}
+        ratios = factors | {1 / factor for factor in factors}
+        wanted = parts or [1.0]  # what only this layout has may be one of its sizes
+        if not any(abs(value - part * ratio) <= 1e-6 * abs(value) for part in wanted for ratio in ratios):
+            there = f", and {parts[0]:.6g} was recorded" if parts else ""
+            self._report.unreplaced[text] = f"the number {value:.6g}{there}"
+
+    def _end_micro_batch(self) -> None:
+        super()._end_micro_batch()
+        self._known.clear()
+        self._contents.clear()
+
+    # --- draws, and routers' choices
+
+    def drawn(self, place: Place, slot: str, made: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+        step = self._step(place.step)
+        parts = step.parts(f"{DRAW}/{slot}") if step is not None else []
+        scores = step.parts(f"{DRAW}/{slot}{SCORES}") if step is not None else []
+        local = project_rows(weights) if weights is not None and weights.dim() == 2 else None
+        best: tuple[float, torch.Tensor] | None = None
+        rows_there = made.dim() and all(part.dim() == made.dim() for part in parts)
+        for rows in self._ways(sum(map(len, parts)), len(made), place.micro) if rows_there and parts else ():
+            new = take_rows(parts, rows)
+            if new is None or new.shape != made.shape:
+                continue
+            off = mean_distance(local, take_rows(scores, rows)) if local is not None and scores else 0.0
+            best = (off, new) if best is None or off < best[0] else best
+        if best is None and parts and all(part.shape == made.shape for part in parts):
+            best = 0.0, parts[place.micro % len(parts)]  # one for all samples, as whether a layer is left out
+        if best is None or best[0] > ALIKE:
+            self._report.left[place.text] = "random numbers"
+            return made
+        self._report.draws.add(place.text)
+        self.recorder.current.step.draws.pop(place.text, None)
+        return best[1].to(made.dtype).clone()
+
+    def routed(self, place: Place, slot: str, scores: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        step, micro = self._step(place.step), self._micro
+        parts = step.parts(f"{ROUTE}/{slot}") if step is not None else []
+        recorded = step.parts(f"{ROUTE}/{slot}{SCORES}") if step is not None else []
+        if micro is None or not parts:
+            return chosen
+        local = project_rows(scores)
+        best: tuple[float, torch.Tensor] | None = None
+        for rows in token_rows(micro, sum(map(len, parts)), len(chosen), len(parts)):
+            off = mean_distance(local, take_rows(recorded, rows))
+            new = take_rows(parts, rows)
+            if new is not None and new.shape == chosen.shape and (best is None or off < best[0]):
+                best = off, new
+        if best is None or best[0] > ALIKE:
+            self._report.left[place.text] = "routes"
+            return chosen
+        others = int((best[1].sort(-1)[0] != chosen.sort(-1)[0]).any(-1).sum())
+        before, rows_before = self._report.routes.get(place.text, (0, 0))
+        self._report.routes[place.text] = before + others, rows_before + len(chosen)
+        return best[1].to(chosen.dtype) if others else chosen
