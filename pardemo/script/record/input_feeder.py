@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from pardemo.script.record.input_follower import InputFollower, Place, leaves_of
+from pardemo.script.record.input_follower import BatchPosition, InputFollower, leaves_of
 from pardemo.script.record.model_outputs import samples_name
 from pardemo.script.record.rank_record import FedInputs, digest, project_rows
 from pardemo.script.record.recorded_inputs import (
@@ -61,19 +61,19 @@ class InputFeeder(InputFollower):
 
     # --- samples
 
-    def called(self, place: Place, number: int, given: dict[str, Any]) -> dict[str, Any]:
-        return self._feed(place, f"{CALL}/{number}", given, begins=number == 0)
+    def called(self, position: BatchPosition, number: int, given: dict[str, Any]) -> dict[str, Any]:
+        return self._feed(position, f"{CALL}/{number}", given, begins=number == 0)
 
-    def batch(self, place: Place, given: dict[str, Any]) -> dict[str, Any]:
-        return self._feed(place, BATCH, given, begins=True)
+    def batch(self, position: BatchPosition, given: dict[str, Any]) -> dict[str, Any]:
+        return self._feed(position, BATCH, given, begins=True)
 
-    def _feed(self, place: Place, kind: str, given: dict[str, Any], begins: bool) -> dict[str, Any]:
-        step, name = self._step(place.step), samples_name(given)
+    def _feed(self, position: BatchPosition, kind: str, given: dict[str, Any], begins: bool) -> dict[str, Any]:
+        step, name = self._step(position.step), samples_name(given)
         local = given.get(name)
         if step is None or type(local) is not torch.Tensor or local.requires_grad:  # as activations do
             return given
         if begins:
-            self._micro = self._begin(place, step, kind, name, given)
+            self._micro = self._begin(position, step, kind, name, given)
         if self._micro is None or not self._micro.fed:
             return given
         self.recorder.current.step.draws.clear()  # whatever was drawn for samples is not trained on
@@ -82,7 +82,7 @@ class InputFeeder(InputFollower):
             if kind == BATCH and isinstance(leaf, torch.Tensor) and not leaf.dim():
                 self._compare_number(f"{name} of the Trainer's inputs", float(leaf), step.parts(f"{kind}/{name}"))
             if type(leaf) is torch.Tensor and leaf.dim() and not leaf.requires_grad:
-                new = self._share(place, step.parts(f"{kind}/{name}"), leaf)
+                new = self._share(position, step.parts(f"{kind}/{name}"), leaf)
                 if new is None:
                     self._report.unreplaced[f"the model's call, {name}"] = f"a tensor {list(leaf.shape)}"
                 else:
@@ -90,13 +90,13 @@ class InputFeeder(InputFollower):
         return given | changed
 
     def _begin(
-        self, place: Place, step: RecordedStep, kind: str, name: str, given: dict[str, Any]
+        self, position: BatchPosition, step: RecordedStep, kind: str, name: str, given: dict[str, Any]
     ) -> SampleRows | None:
         total, count = sum(map(len, step.parts(f"{kind}/{name}"))), len(given[name])
         if not total:
             self._report.unreplaced["the model's call"] = "other arguments than in the recorded layout"
             return None
-        ways = list(self._ways(total, count, place.micro))
+        ways = list(self._ways(total, count, position.micro))
         if not ways:
             raise ValueError(
                 f"{count_text(total, 'recorded sample')} of a step do not divide into {self._replicas} data-parallel "
@@ -192,7 +192,7 @@ class InputFeeder(InputFollower):
         self._contents[digest(local)] = new
         return new
 
-    def _share(self, place: Place, parts: list[torch.Tensor], local: torch.Tensor) -> torch.Tensor | None:
+    def _share(self, position: BatchPosition, parts: list[torch.Tensor], local: torch.Tensor) -> torch.Tensor | None:
         """Returns the part of a recorded tensor that takes the place of one of the script's; None where none does."""
         micro = self._micro
         if micro is None or not parts or any(part.dim() != local.dim() for part in parts):
@@ -201,7 +201,7 @@ class InputFeeder(InputFollower):
             return local  # a constant
         count = len(micro.rows)
         if micro.fed and len(local) * 2 == count and sum(map(len, parts)) * 2 == micro.total:
-            self._refuse_pairs(place)
+            self._refuse_pairs(position)
         axis = 0 if len(local) % count == 0 else 1 if local.dim() > 1 and local.shape[1] == count else -1
         parts = once_for_each_replica(parts, self._recorded.replicas)
         for_each, rest = divmod(sum(part.shape[axis] for part in parts), micro.total)
@@ -212,7 +212,7 @@ class InputFeeder(InputFollower):
             rows = (micro.rows[:, None] * for_each + torch.arange(for_each)).reshape(-1)
             new = take_rows(parts, rows, axis)
         else:
-            new = parts[place.micro % len(parts)] if parts[0].shape == local.shape else None
+            new = parts[position.micro % len(parts)] if parts[0].shape == local.shape else None
         return None if new is None else part_of_tokens(new, local, micro.positions).to(local.dtype).clone()
 
     # --- the loss
@@ -220,52 +220,52 @@ class InputFeeder(InputFollower):
     def seen(self, tensor: Any) -> Any:
         return self._known[id(tensor)][1] if id(tensor) in self._known else tensor
 
-    def viewed(self, args: Any, made: Any) -> Any:
+    def viewed(self, args: Any, result: Any) -> Any:
         if any(id(leaf) in self._known for _, leaf in leaves_of(args)):
-            for _, leaf in leaves_of(made):
+            for _, leaf in leaves_of(result):
                 if isinstance(leaf, torch.Tensor):
                     self._replaced(leaf, leaf)
-        return made
+        return result
 
-    def beside(self, place: Place, slot: str, tensor: torch.Tensor) -> torch.Tensor:
-        step, micro = self._step(place.step), self._micro
+    def beside(self, position: BatchPosition, slot: str, tensor: torch.Tensor) -> torch.Tensor:
+        step, micro = self._step(position.step), self._micro
         if id(tensor) in self._known:
             return self._known[id(tensor)][1]
         if step is None or micro is None:
             return tensor
-        new = self._share(place, step.parts(f"{LOSS}/{slot}"), tensor)
+        new = self._share(position, step.parts(f"{LOSS}/{slot}"), tensor)
         if micro.fed:
             new = self._contents.get(digest(tensor)) if new is None else new  # as where a layout takes another line
             if new is None:
-                self._report.unreplaced[place.text] = f"a tensor {list(tensor.shape)}"
+                self._report.unreplaced[position.text] = f"a tensor {list(tensor.shape)}"
                 return tensor
-            self._report.beside.add(place.text)
+            self._report.beside.add(position.text)
             return self._replaced(tensor, new)
         if new is not None and new.shape == tensor.shape and tensor.is_floating_point():
             off = float((tensor - new).abs().max()) / (float(new.abs().max()) or 1.0) if new.numel() else 0.0
             if off > 1e-3:
-                self._report.apart.setdefault(place.text, f"{off:.2g}")
+                self._report.apart.setdefault(position.text, f"{off:.2g}")
         return tensor
 
-    def parted(self, place: Place, given: dict[str, Any], made: Any) -> None:
+    def parted(self, position: BatchPosition, given: dict[str, Any], result: Any) -> None:
         micro = self._micro
         if micro is None or not micro.fed:
             return
         rows = {len(leaf) for leaf in given.values() if isinstance(leaf, torch.Tensor) and leaf.dim()}
-        halves = {len(leaf) * 2 for _, leaf in leaves_of(made) if isinstance(leaf, torch.Tensor) and leaf.dim()}
+        halves = {len(leaf) * 2 for _, leaf in leaves_of(result) if isinstance(leaf, torch.Tensor) and leaf.dim()}
         if len(micro.rows) in rows & halves:
-            self._refuse_pairs(place)
+            self._refuse_pairs(position)
 
-    def _refuse_pairs(self, place: Place) -> None:
+    def _refuse_pairs(self, position: BatchPosition) -> None:
         raise ValueError(
-            f"at {place.text} the loss takes half of the model's rows: pairs, one half behind the other, are not cut "
-            "into micro-batches; call the model with each half, or use a Trainer"
+            f"at {position.text} the loss takes half of the model's rows: pairs, one half behind the other, are not "
+            "cut into micro-batches; call the model with each half, or use a Trainer"
         )
 
-    def number(self, place: Place, slot: str, value: float) -> None:
-        step, micro = self._step(place.step), self._micro
+    def number(self, position: BatchPosition, slot: str, value: float) -> None:
+        step, micro = self._step(position.step), self._micro
         if step is not None and micro is not None and micro.fed:
-            self._compare_number(place.text, value, step.parts(f"{NUMBER}/{slot}"))
+            self._compare_number(position.text, value, step.parts(f"{NUMBER}/{slot}"))
 
     def _compare_number(self, text: str, value: float, recorded: list[torch.Tensor]) -> None:
         """Notes a number that is neither a recorded one nor a multiple of it by the layout's sizes."""
@@ -288,30 +288,32 @@ class InputFeeder(InputFollower):
 
     # --- draws, and routers' choices
 
-    def drawn(self, place: Place, slot: str, made: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
-        step = self._step(place.step)
+    def drawn(
+        self, position: BatchPosition, slot: str, result: torch.Tensor, weights: torch.Tensor | None
+    ) -> torch.Tensor:
+        step = self._step(position.step)
         parts = step.parts(f"{DRAW}/{slot}") if step is not None else []
         scores = step.parts(f"{DRAW}/{slot}{SCORES}") if step is not None else []
         local = project_rows(weights) if weights is not None and weights.dim() == 2 else None
         best: tuple[float, torch.Tensor] | None = None
-        rows_there = made.dim() and all(part.dim() == made.dim() for part in parts)
-        for rows in self._ways(sum(map(len, parts)), len(made), place.micro) if rows_there and parts else ():
+        rows_there = result.dim() and all(part.dim() == result.dim() for part in parts)
+        for rows in self._ways(sum(map(len, parts)), len(result), position.micro) if rows_there and parts else ():
             new = take_rows(parts, rows)
-            if new is None or new.shape != made.shape:
+            if new is None or new.shape != result.shape:
                 continue
             off = mean_distance(local, take_rows(scores, rows)) if local is not None and scores else 0.0
             best = (off, new) if best is None or off < best[0] else best
-        if best is None and parts and all(part.shape == made.shape for part in parts):
-            best = 0.0, parts[place.micro % len(parts)]  # one for all samples, as whether a layer is left out
+        if best is None and parts and all(part.shape == result.shape for part in parts):
+            best = 0.0, parts[position.micro % len(parts)]  # one for all samples, as whether a layer is left out
         if best is None or best[0] > ALIKE:
-            self._report.left[place.text] = "random numbers"
-            return made
-        self._report.draws.add(place.text)
-        self.recorder.current.step.draws.pop(place.text, None)
-        return best[1].to(made.dtype).clone()
+            self._report.left[position.text] = "random numbers"
+            return result
+        self._report.draws.add(position.text)
+        self.recorder.current.step.draws.pop(position.text, None)
+        return best[1].to(result.dtype).clone()
 
-    def routed(self, place: Place, slot: str, scores: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-        step, micro = self._step(place.step), self._micro
+    def routed(self, position: BatchPosition, slot: str, scores: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        step, micro = self._step(position.step), self._micro
         parts = step.parts(f"{ROUTE}/{slot}") if step is not None else []
         recorded = step.parts(f"{ROUTE}/{slot}{SCORES}") if step is not None else []
         if micro is None or not parts:
@@ -324,9 +326,9 @@ class InputFeeder(InputFollower):
             if new is not None and new.shape == chosen.shape and (best is None or off < best[0]):
                 best = off, new
         if best is None or best[0] > ALIKE:
-            self._report.left[place.text] = "routes"
+            self._report.left[position.text] = "routes"
             return chosen
         others = int((best[1].sort(-1)[0] != chosen.sort(-1)[0]).any(-1).sum())
-        before, rows_before = self._report.routes.get(place.text, (0, 0))
-        self._report.routes[place.text] = before + others, rows_before + len(chosen)
+        before, rows_before = self._report.routes.get(position.text, (0, 0))
+        self._report.routes[position.text] = before + others, rows_before + len(chosen)
         return best[1].to(chosen.dtype) if others else chosen

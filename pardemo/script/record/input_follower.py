@@ -38,7 +38,7 @@ _VIEWS = {
 }  # fmt: skip
 
 
-class Place(NamedTuple):
+class BatchPosition(NamedTuple):
     """A place in a run: the step and its micro-batch, from 0, and the script's line and operation for messages."""
 
     step: int
@@ -69,21 +69,21 @@ class InputFollower(Hooks):
 
     # --- what a subclass does
 
-    def called(self, place: Place, number: int, given: dict[str, Any]) -> dict[str, Any]:
+    def called(self, position: BatchPosition, number: int, given: dict[str, Any]) -> dict[str, Any]:
         """Returns the arguments of a model's call for training, by name, or others in their place."""
         return given
 
-    def begins(self, place: Place, number: int, model: torch.nn.Module) -> None:
+    def begins(self, position: BatchPosition, number: int, model: torch.nn.Module) -> None:
         """Takes note of a model's call for training, with the arguments that it has by then."""
 
     def returned(self, given: dict[str, Any], output: Any, again: Callable[[], Any]) -> None:
         """Takes note of what a model's call for training has returned; ``again`` calls it once more."""
 
-    def batch(self, place: Place, given: dict[str, Any]) -> dict[str, Any]:
+    def batch(self, position: BatchPosition, given: dict[str, Any]) -> dict[str, Any]:
         """Returns a Trainer's inputs of ``compute_loss``, by name, or others in their place."""
         return given
 
-    def beside(self, place: Place, slot: str, tensor: torch.Tensor) -> torch.Tensor:
+    def beside(self, position: BatchPosition, slot: str, tensor: torch.Tensor) -> torch.Tensor:
         """Returns a tensor that the loss reads beside the model's output, or another in its place."""
         return tensor
 
@@ -91,21 +91,23 @@ class InputFollower(Hooks):
         """Returns what takes the place of a tensor of which the loss is about to take a part: by default itself."""
         return tensor
 
-    def viewed(self, args: Any, made: Any) -> Any:
+    def viewed(self, args: Any, result: Any) -> Any:
         """Returns a part of a tensor that the loss has from elsewhere, or another in its place."""
-        return made
+        return result
 
-    def parted(self, place: Place, given: dict[str, Any], made: Any) -> None:
+    def parted(self, position: BatchPosition, given: dict[str, Any], result: Any) -> None:
         """Takes note of a part of what the model returned, or of all parts."""
 
-    def number(self, place: Place, slot: str, value: float) -> None:
+    def number(self, position: BatchPosition, slot: str, value: float) -> None:
         """Takes note of a number by which the loss is multiplied or divided."""
 
-    def drawn(self, place: Place, slot: str, made: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+    def drawn(
+        self, position: BatchPosition, slot: str, result: torch.Tensor, weights: torch.Tensor | None
+    ) -> torch.Tensor:
         """Returns random numbers that were drawn, or others; ``weights``: each row's, as of ``multinomial``."""
-        return made
+        return result
 
-    def routed(self, place: Place, slot: str, scores: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    def routed(self, position: BatchPosition, slot: str, scores: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         """Returns the indices that a module chose by its scores, or others. [rows, experts], [rows, k]"""
         return chosen
 
@@ -133,15 +135,19 @@ class InputFollower(Hooks):
         self._in_loss = False
         self._derived.clear()
 
-    def _place(self, text: str = "") -> Place:
+    def _place(self, text: str = "") -> BatchPosition:
         recorder = self.recorder
         pending = recorder.current.pending  # a step is over, and is written down when the model runs again
-        return Place(len(recorder.steps) + pending, 0 if pending else recorder.current.step.backwards, text)
+        return BatchPosition(len(recorder.steps) + pending, 0 if pending else recorder.current.step.backwards, text)
 
     def _count(self, key: str) -> int:
         """Counts how often something has run in this micro-batch before."""
-        place = self._place()
-        now = place.step, place.micro, compat.graph_task() != -1  # a forward pass that runs again counts for itself
+        position = self._place()
+        now = (
+            position.step,
+            position.micro,
+            compat.graph_task() != -1,
+        )  # a forward pass that runs again counts for itself
         if now != self._counted:
             self._counted = now
             self._counts.clear()
@@ -168,11 +174,11 @@ class InputFollower(Hooks):
             outermost, number, given = self._inside == 0, -1, {}
             self._any_called = True
             if outermost and self._trains(module):
-                place, number = self._place(), self._count("call")
+                position, number = self._place(), self._count("call")
                 given = dict(leaves_of((args, kwargs)))
                 with self._our_own():
-                    given = given if self._in_trainer else self.called(place, number, given)
-                    self.begins(place, number, module)
+                    given = given if self._in_trainer else self.called(position, number, given)
+                    self.begins(position, number, module)
                 args, kwargs = with_leaves((args, kwargs), given)
             elif outermost and self._in_loss and not self._in_trainer:  # a model that is asked without gradients
                 args, kwargs = self._beside_all(args, kwargs, "a model's call")
@@ -235,62 +241,62 @@ class InputFollower(Hooks):
         if name in _VIEWS:
             leaves = dict(leaves_of((args, kwargs)))
             if any(isinstance(leaf, torch.Tensor) and id(leaf) in self._derived for leaf in leaves.values()):
-                made = function(*args, **kwargs)
+                result = function(*args, **kwargs)
                 if name in ("chunk", "split", "tensor_split", "getitem"):
-                    self.parted(self._place(self.recorder.sites.here().line), leaves, made)
-                self._note_derived(made, (args, kwargs))
-                return made
+                    self.parted(self._place(self.recorder.sites.here().line), leaves, result)
+                self._note_derived(result, (args, kwargs))
+                return result
             args, kwargs = with_leaves((args, kwargs), {key: self.seen(leaf) for key, leaf in leaves.items()})
             return self.viewed(args, function(*args, **kwargs))
         args, kwargs = self._beside_all(args, kwargs, name)
-        made = function(*args, **kwargs)
-        self._note_derived(made, (args, kwargs))
-        return made
+        result = function(*args, **kwargs)
+        self._note_derived(result, (args, kwargs))
+        return result
 
     def _beside_all(self, args: Any, kwargs: dict[str, Any], name: str) -> tuple[Any, dict[str, Any]]:
         """Returns the arguments of an operation of the loss with those replaced that it has from elsewhere."""
         leaves = dict(leaves_of((args, kwargs)))
         text = f"{self.recorder.sites.here().line} ({name})"
-        place, times = self._place(text), self._count(text)
+        position, times = self._place(text), self._count(text)
         for key, leaf in leaves.items():
             slot = f"{text}/{times}/{key}"
             if type(leaf) in (int, float) and name in _SCALES:
-                self.number(place, slot, float(leaf))
+                self.number(position, slot, float(leaf))
             elif self._from_elsewhere(leaf) and leaf.dim():
-                leaves[key] = self.beside(place, slot, leaf)
+                leaves[key] = self.beside(position, slot, leaf)
             elif self._from_elsewhere(leaf) and leaf.dtype != torch.bool:
-                self.number(place, slot, float(leaf))
+                self.number(position, slot, float(leaf))
         return with_leaves((args, kwargs), leaves)
 
     def _from_elsewhere(self, leaf: Any) -> bool:
         plain = type(leaf) is torch.Tensor and not leaf.requires_grad and not leaf.is_sparse
         return plain and leaf.device.type == "cpu" and id(leaf) not in self._derived
 
-    def _note_derived(self, made: Any, args: Any) -> None:
+    def _note_derived(self, result: Any, args: Any) -> None:
         given = {id(leaf) for _, leaf in leaves_of(args)}
-        for _, leaf in leaves_of(made):
+        for _, leaf in leaves_of(result):
             if isinstance(leaf, torch.Tensor) and id(leaf) not in given:  # an operation may return what it was given
                 self._derived[id(leaf)] = leaf
 
     # --- draws, and routers' choices
 
-    def _draw(self, name: str, args: Any, made: torch.Tensor) -> torch.Tensor:
+    def _draw(self, name: str, args: Any, result: torch.Tensor) -> torch.Tensor:
         if threading.get_ident() != self._thread or not self._any_called or self._busy:
-            return made
+            return result
         line = self.recorder.sites.here().line
         if not line:
-            return made
+            return result
         text = f"{line} ({name})"
         weighted = name in ("multinomial", "bernoulli") and args and isinstance(args[0], torch.Tensor)
         weights = args[0] if weighted else None
         with self._our_own():
-            return self.drawn(self._place(text), f"{text}/{self._count(text)}", made, weights)
+            return self.drawn(self._place(text), f"{text}/{self._count(text)}", result, weights)
 
     def _around_choice(self, choose: Callable[..., Any], name: str) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            made = choose(*args, **kwargs)
+            result = choose(*args, **kwargs)
             scores: Any = args[0] if args else kwargs.get("input")
-            indices = made if name == "argmax" else made[1]
+            indices = result if name == "argmax" else result[1]
             routes = self._inside and type(scores) is torch.Tensor and threading.get_ident() == self._thread
             trains = torch.is_grad_enabled() or compat.graph_task() != -1
             if (
@@ -300,13 +306,13 @@ class InputFollower(Hooks):
                 or scores.dim() < 2
                 or scores.shape[:-1] != indices.shape[: scores.dim() - 1]
             ):
-                return made
+                return result
             text = f"{self.recorder.sites.here().module} ({name})"
             with self._our_own():
                 rows, chosen = scores.detach().flatten(0, -2), indices.reshape(scores[..., 0].numel(), -1)
                 changed = self.routed(self._place(text), f"{text}/{self._count(text)}", rows, chosen)
             if changed is chosen:
-                return made
+                return result
             changed = changed.reshape(indices.shape)
             return changed if name == "argmax" else torch.return_types.topk((scores.gather(-1, changed), changed))
 
@@ -350,13 +356,13 @@ def with_leaves(value: Any, leaves: dict[str, Any], name: str = "") -> Any:
         return type(value)(*changed.values()) if hasattr(value, "_fields") else tuple(changed.values())
     if isinstance(value, list):
         return list(changed.values())
-    made = copy.copy(value)
+    result = copy.copy(value)
     for key, inner in changed.items():
-        if dataclasses.is_dataclass(made):
-            object.__setattr__(made, key, inner)
+        if dataclasses.is_dataclass(result):
+            object.__setattr__(result, key, inner)
         else:
-            made[key] = inner
-    return made
+            result[key] = inner
+    return result
 
 
 def _parts(value: Any) -> list[tuple[Any, Any]]:

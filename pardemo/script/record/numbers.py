@@ -138,12 +138,12 @@ def draws_noted(sites: CallSites, drawn: Callable[[], dict[str, str] | None]) ->
     that are cropped. What each rank draws for itself is another one in each layout.
     """
 
-    def note(name: str, args: Any, made: torch.Tensor) -> torch.Tensor:
+    def note(name: str, args: Any, result: torch.Tensor) -> torch.Tensor:
         by_line = drawn()
         if by_line is not None and (line := sites.here().line):
             line = f"{line} ({name})"
-            by_line[line] = f"{zlib.crc32((by_line.get(line, '') + rank_record.digest(made)).encode())}"
-        return made
+            by_line[line] = f"{zlib.crc32((by_line.get(line, '') + rank_record.digest(result)).encode())}"
+        return result
 
     with draws_followed(note):
         yield
@@ -159,16 +159,16 @@ def draws_followed(follow: Callable[[str, Any, torch.Tensor], torch.Tensor]) -> 
     def watched(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            made = function(*args, **kwargs)
-            plain = type(made) is torch.Tensor and made.device.type == "cpu" and kwargs.get("generator") is None
+            result = function(*args, **kwargs)
+            plain = type(result) is torch.Tensor and result.device.type == "cpu" and kwargs.get("generator") is None
             frame = sys._getframe(1)
             while frame.f_code.co_filename == __file__ and frame.f_back is not None:  # of another one who follows
                 frame = frame.f_back
             file = frame.f_code.co_filename
             if not plain or (file.startswith(_TORCH) and not file.startswith(_FOR_OTHERS)):
-                return made
-            numbers = follow(function.__name__, args, made)
-            return numbers if numbers is made or not function.__name__.endswith("_") else made.copy_(numbers)
+                return result
+            numbers = follow(function.__name__, args, result)
+            return numbers if numbers is result or not function.__name__.endswith("_") else result.copy_(numbers)
 
         return call
 
@@ -196,10 +196,10 @@ class _DoubleMode(TorchFunctionMode):
             args = tuple(torch.float64 if isinstance(arg, torch.dtype) and arg in _SHORT else arg for arg in args)
         if kwargs.get("dtype") in _SHORT and isinstance(kwargs["dtype"], torch.dtype):
             kwargs = {**kwargs, "dtype": torch.float64}
-        made = func(*args, **kwargs)
-        if func in _READS and isinstance(made, torch.Tensor) and made.dtype in _SHORT:
-            return made.double()
-        return made
+        result = func(*args, **kwargs)
+        if func in _READS and isinstance(result, torch.Tensor) and result.dtype in _SHORT:
+            return result.double()
+        return result
 
 
 def _scaled_mm(
@@ -275,14 +275,14 @@ def casts_noted(computed_in: set[str], rounded: bool) -> AbstractContextManager[
     cast = torch.Tensor.to
 
     def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        made = cast(tensor, *args, **kwargs)
-        if made.dtype not in _CAST or made.dtype == tensor.dtype:
-            return made
-        computed_in.add(dtype_name(made.dtype))
+        result = cast(tensor, *args, **kwargs)
+        if result.dtype not in _CAST or result.dtype == tensor.dtype:
+            return result
+        computed_in.add(dtype_name(result.dtype))
         if rounded:
             with compat.replaced(torch.Tensor, "to", cast):
-                return perturbed(tensor, f"{made.dtype} {tuple(made.shape)}", made.dtype)
-        return made
+                return perturbed(tensor, f"{result.dtype} {tuple(result.shape)}", result.dtype)
+        return result
 
     return compat.replaced(torch.Tensor, "to", to)
 

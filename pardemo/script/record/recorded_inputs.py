@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from pardemo import compat
-from pardemo.script.record.input_follower import InputFollower, Place
+from pardemo.script.record.input_follower import BatchPosition, InputFollower
 from pardemo.script.record.model_outputs import REFERENCE, SAMPLES, ModelCall, samples_name
 from pardemo.script.record.rank_record import project_rows
 from pardemo.script.record.recorder import Recorder
@@ -44,22 +44,22 @@ class InputRecorder(InputFollower):
         self._call: ModelCall | None = None
         recorder.on_finish = self._write
 
-    def _keep(self, place: Place, slot: str, tensor: torch.Tensor) -> None:
+    def _keep(self, position: BatchPosition, slot: str, tensor: torch.Tensor) -> None:
         if tensor.nbytes <= LARGEST:
             kept = tensor.detach().to("cpu").contiguous().clone()
-            self._kept.setdefault(place.step, {})[f"{place.micro}|{slot}"] = kept
+            self._kept.setdefault(position.step, {})[f"{position.micro}|{slot}"] = kept
 
-    def _keep_all(self, place: Place, kind: str, given: dict[str, Any]) -> dict[str, Any]:
+    def _keep_all(self, position: BatchPosition, kind: str, given: dict[str, Any]) -> dict[str, Any]:
         for name, leaf in given.items():
             if type(leaf) is torch.Tensor and not leaf.requires_grad:
-                self._keep(place, f"{kind}/{name}", leaf)
+                self._keep(position, f"{kind}/{name}", leaf)
         return given
 
-    def called(self, place: Place, number: int, given: dict[str, Any]) -> dict[str, Any]:
-        return self._keep_all(place, f"{CALL}/{number}", given)
+    def called(self, position: BatchPosition, number: int, given: dict[str, Any]) -> dict[str, Any]:
+        return self._keep_all(position, f"{CALL}/{number}", given)
 
-    def begins(self, place: Place, number: int, model: torch.nn.Module) -> None:
-        if (place.step, place.micro, number) == (0, 0, 0) and os.environ.get("WORLD_SIZE") == "1":
+    def begins(self, position: BatchPosition, number: int, model: torch.nn.Module) -> None:
+        if (position.step, position.micro, number) == (0, 0, 0) and os.environ.get("WORLD_SIZE") == "1":
             self._call = self.following.enter_context(ModelCall(self.recorder, model))
 
     def returned(self, given: dict[str, Any], output: Any, again: Callable[[], Any]) -> None:
@@ -73,29 +73,31 @@ class InputRecorder(InputFollower):
             save_file({name: leaf.detach().clone().contiguous() for name, leaf in samples.items()},
                       Path(self._folder, SAMPLES))  # fmt: skip
 
-    def batch(self, place: Place, given: dict[str, Any]) -> dict[str, Any]:
-        return self._keep_all(place, BATCH, given)
+    def batch(self, position: BatchPosition, given: dict[str, Any]) -> dict[str, Any]:
+        return self._keep_all(position, BATCH, given)
 
-    def beside(self, place: Place, slot: str, tensor: torch.Tensor) -> torch.Tensor:
+    def beside(self, position: BatchPosition, slot: str, tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in self._beside:
             self._beside[id(tensor)] = tensor
-            self._keep(place, f"{LOSS}/{slot}", tensor)
+            self._keep(position, f"{LOSS}/{slot}", tensor)
         return tensor
 
-    def number(self, place: Place, slot: str, value: float) -> None:
-        self._keep(place, f"{NUMBER}/{slot}", torch.tensor(value, dtype=torch.float64))
+    def number(self, position: BatchPosition, slot: str, value: float) -> None:
+        self._keep(position, f"{NUMBER}/{slot}", torch.tensor(value, dtype=torch.float64))
 
-    def drawn(self, place: Place, slot: str, made: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
-        self._keep(place, f"{DRAW}/{slot}", made)
+    def drawn(
+        self, position: BatchPosition, slot: str, result: torch.Tensor, weights: torch.Tensor | None
+    ) -> torch.Tensor:
+        self._keep(position, f"{DRAW}/{slot}", result)
         if weights is not None and weights.dim() == 2:
-            self._keep(place, f"{DRAW}/{slot}{SCORES}", project_rows(weights))
-        return made
+            self._keep(position, f"{DRAW}/{slot}{SCORES}", project_rows(weights))
+        return result
 
-    def routed(self, place: Place, slot: str, scores: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    def routed(self, position: BatchPosition, slot: str, scores: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         if compat.graph_task() != -1:  # for the backward pass the same is computed again
             return chosen
-        self._keep(place, f"{ROUTE}/{slot}", chosen)
-        self._keep(place, f"{ROUTE}/{slot}{SCORES}", project_rows(scores))
+        self._keep(position, f"{ROUTE}/{slot}", chosen)
+        self._keep(position, f"{ROUTE}/{slot}{SCORES}", project_rows(scores))
         return chosen
 
     def _end_micro_batch(self) -> None:
@@ -165,7 +167,7 @@ def read_recorded_inputs(folder: str) -> RecordedInputs:
         right = all(type(size) is int and size > 0 for size in sizes) and ranks % replicas == 0
         if not right or files.keys() < {step_file(step, 0) for step in range(min(steps, 2**16))}:
             raise KeyError("files")
-        made = RecordedInputs(folder, layout, ranks, replicas, steps, bool(values["double"]))
+        result = RecordedInputs(folder, layout, ranks, replicas, steps, bool(values["double"]))
     except FileNotFoundError:
         raise ValueError(f"{folder} has no recorded inputs: record some by pardemo prove --record {folder}") from None
     except (KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError, RecursionError):
@@ -184,7 +186,7 @@ def read_recorded_inputs(folder: str) -> RecordedInputs:
             names = [""]
         if not all(re.match(r"\d+\|", key) for key in names):
             raise ValueError(f"{folder}: {name} has no recorded inputs of a step")
-    return made
+    return result
 
 
 class RecordedStep:
