@@ -38,11 +38,11 @@ def run_compare(arguments: argparse.Namespace) -> int:
     from pardemo.script.real_job import comparison, machine_profile, screen
 
     made = comparison.compare_job(Path(arguments.rehearsal), arguments.files, arguments.same_size)
-    if arguments.profile is not None:
-        project.write_json(Path(arguments.profile), machine_profile.profile_fields(made.job.traces))
     print(
         json.dumps(made.as_json(), indent=1) if arguments.json else screen.comparison_screen(made, arguments.rehearsal)
     )
     for line in made.job.refused:
         print(f"pardemo compare: {line}", file=sys.stderr)
+    if arguments.profile is not None:
+        project.write_json(Path(arguments.profile), machine_profile.profile_fields(made.job.traces))
     return 1 if made.parts else 2 if made.job.refused else 0

@@ -149,7 +149,8 @@ def _compared(
     if key not in known:
         expected = _expected(theirs, role)
         alignment = align(calls, expected, same_size if sizes else same_kind, start)
-        known[key] = alignment, new_calls(calls, expected, alignment.places) if alignment.cost and not sizes else []
+        new = new_calls(calls, expected, alignment.places, start)
+        known[key] = alignment, new if alignment.cost and not sizes else []
     return known[key]
 
 

@@ -78,17 +78,18 @@ def align(calls: Sequence[LoggedCall], expected: Expected, fits: Fits, from_star
     return best
 
 
-def new_calls(calls: Sequence[LoggedCall], expected: Expected, places: Sequence[int]) -> list[int]:
+def new_calls(calls: Sequence[LoggedCall], expected: Expected, places: Sequence[int], from_start: bool) -> list[int]:
     """Returns the calls of a kind that the rehearsal does not have, or not behind the kind before it.
 
-    How often a kind is repeated does not count: a larger model has more layers. Behind the calls that stand in the
-    rehearsal's first steps (``places``, of the alignment), those of its measured steps count alone.
+    How often a kind is repeated does not count: a larger model has more layers. The rehearsal's first steps count for
+    calls ``from_start`` alone, as far as they stand there (``places``, of the alignment).
     """
-    steady = next((number for number, place in enumerate(places) if place >= len(expected.before)), len(calls))
-    measured = [call.kind for call in (*expected.period, *expected.period)]
+    measured = (number for number, place in enumerate(places) if place >= len(expected.before))
+    steady = next(measured, len(calls)) if from_start else 0
+    repeated = [call.kind for call in (*expected.period, *expected.period)]
     new, last = [], ""
     for kinds, numbers in (
-        ([call.kind for call in expected.before] + measured, range(steady)), (measured, range(steady, len(calls)))
+        ([call.kind for call in expected.before] + repeated, range(steady)), (repeated, range(steady, len(calls)))
     ):  # fmt: skip
         known, behind = set(kinds), set(pairwise(kinds))
         for number in numbers:

@@ -53,7 +53,7 @@ def find_waits(records: Mapping[int, RankRecord]) -> Waits | None:
     matched: dict[tuple[Any, ...], dict[int, JobCall]] = defaultdict(dict)
     for rank, record in records.items():
         for call in record.calls:
-            if not call.message:
+            if not call.message and (call.group or call.ranks):
                 matched[call.group, call.ranks, call.number][rank] = call
     shared = [calls for calls in matched.values() if len(calls) > 1 and len({c.kind for c in calls.values()}) == 1]
     if not shared:
