@@ -34,14 +34,15 @@ def declared(lines):
 
 
 def imported():
-    """``(file, module)`` of every import of a module that is neither Python's nor ours."""
+    """``(file, module)`` of every import of a module that is neither Python's nor ours, nor beside a recipe."""
     for path in sorted(project.PACKAGE.rglob("*.py")):
+        beside = {file.stem for file in path.parent.glob("*.py")} if path.parent.name == "scripts" else set()
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and not node.level and node.module:
                 names = [node.module]
             for root in {name.partition(".")[0] for name in names}:
-                if root not in sys.stdlib_module_names and root != "pardemo":
+                if root not in sys.stdlib_module_names and root != "pardemo" and root not in beside:
                     yield str(path.relative_to(project.PACKAGE)), root
 
 

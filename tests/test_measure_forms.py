@@ -407,7 +407,8 @@ EXPECTED = {
 
 
 def test_each_script_is_here():
-    assert sorted(path.stem for path in SCRIPTS.glob("*.py")) == sorted(EXPECTED)
+    others = {"norm_of_heads"}  # of test_search.py
+    assert sorted({path.stem for path in SCRIPTS.glob("*.py")} - others) == sorted(EXPECTED)
 
 
 @pytest.mark.parametrize("name", few(EXPECTED, 4, 10))

@@ -327,7 +327,7 @@ def test_gpus_are_found_by_what_nvidia_smi_and_people_call_them(name, known):
         ("RTX 6000", "did you mean 'RTX-6000-Ada' or"),  # there are five boards of that name
         ("NVIDIA A100 80GB PCIe", "did you mean 'A100-80GB"),
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "did you mean 'RTX-PRO-6000"),
-        ("NVIDIA GeForce RTX 3090 Ti", "did you mean 3090"),
+        ("NVIDIA GeForce RTX 3090 Ti", "did you mean '3090'"),
         ("abacus", "there are A800-80GB, A100-80GB"),
     ],
 )

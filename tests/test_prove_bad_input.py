@@ -139,7 +139,7 @@ LAYOUTS = "\n[[layout]]\nranks = 1\n[[layout]]\nranks = 2\n"
         ('script = "train.py \'x"' + LAYOUTS, "the script's line cannot be read, no closing quotation: train.py 'x"),
         (
             'script = "train.py"\nstep = 3' + LAYOUTS,
-            "'step' is not known; it may say double, layout, resume, script, steps",
+            "'step' is not known; it may say double, layout, resume, script, search, steps",
         ),
         ('script = "train.py"\nsteps = 0' + LAYOUTS, "steps must be a number from 1 on, not 0"),
         ('script = "train.py"\nsteps = "3"' + LAYOUTS, "steps must be a whole number"),

@@ -218,6 +218,8 @@ def _ffn_hidden(config: "PreTrainedConfig") -> int | None:
         multiple, scale = config.block_multiple_of, config.block_ffn_dim_multiplier or 1
         ffn_hidden = int(scale * (2 * ffn_hidden // 3))
         ffn_hidden = -(-ffn_hidden // multiple) * multiple
+    if isinstance(ffn_hidden, list):
+        raise TypeError("its MLP has a size for each layer")
     return ffn_hidden
 
 

@@ -22,10 +22,9 @@ MARK = ".pardemo-site"  # a folder that has it was made here and may be replaced
 FIRST = "index.html"
 #: Documents in the order of the list at the side, and the site's page of each.
 DOCUMENTS = {f"docs/{name}.md": f"{name.rpartition('/')[2]}.html" for name in (
-    "light-core", "commands", "measure", "prove", "pull-requests", "testing", "soak", "in-your-code", "plan",
-    "cost-model",
-    "fine-tune", "course", "glossary", "troubleshooting", "cloud", "related-work", "architecture", "adding-a-chapter",
-    "security",
+    "light-core", "commands", "measure", "compare", "prove", "pull-requests", "testing", "soak", "in-your-code", "plan",
+    "cost-model", "fine-tune", "course", "glossary", "troubleshooting", "cloud", "related-work", "architecture",
+    "adding-a-chapter", "security",
     "records/measured", "records/speed", "records/planner-error", "records/found", "records/silent-bugs",
     "records/broken-releases", "records/published-scripts", "records/resumed", "records/soak-run",
 )} | {"docs/plan.md": "planning.html"}  # fmt: skip
