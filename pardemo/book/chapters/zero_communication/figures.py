@@ -75,11 +75,14 @@ def added_by_tokens(added: Mapping[int, Mapping[str, float]], micro_batches: int
         added: tokens -> way -> share of the computation.
     """
     ways = list(next(iter(added.values())))
-    lines = {way: {tokens: by_way[way] for tokens, by_way in added.items()} for way in ways}
+    lines = {way: {tokens: by_way[way] for tokens, by_way in added.items() if by_way[way] > 1e-3} for way in ways}
+    alt = (
+        f"Added to the computation, in per cent, by T; a line ends where all hides. {words(lines, '{:.3g}', per=0.01)}."
+    )
     return line_chart(
-        "zero_communication_added", f"Added to the computation, in per cent, by T. {words(lines, '{:.3g}', per=0.01)}.",
-        lines, per=0.01, marks="os^", x="tokens of a micro-batch on a GPU, T", y=f"added, % (m = {micro_batches})",
-        log_x=list(added)[::2], legend="upper right", size=(5.8, 3.4),
+        "zero_communication_added", alt, lines, per=0.01, marks="os^", x="tokens of a micro-batch on a GPU, T",
+        y=f"added, % (m = {micro_batches}; logarithmic)", log_x=list(added)[::2], log_y=[1, 3, 10, 30, 100, 300],
+        legend="upper right", size=(5.8, 3.4),
     )  # fmt: skip
 
 
