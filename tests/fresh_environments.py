@@ -60,6 +60,8 @@ CORE = textwrap.dedent(
 )
 #: Python and torch. torch's CPU build where the index has one, else the one for CUDA, which runs on CPUs as well.
 VERSIONS = ("3.11:2.12.1", "3.11:2.13.0", "3.11:2.14.1", "3.11:2.15.0", "3.12:2.14.1", "3.13:2.12.1", "3.13:2.15.0")
+#: What is said of a version whose Python is not installed: no row of the table.
+NOT_HERE = "its Python is not here"
 #: A script as people have it, which by ``--broken`` sums gradients where a mean was meant.
 SCRIPT = textwrap.dedent(
     """
@@ -139,8 +141,9 @@ def main() -> int:
     finally:
         if not arguments.keep:
             shutil.rmtree(folder, ignore_errors=True)
-    if arguments.write:
+    if arguments.write and tables:
         write(tables)
+    if arguments.write:
         write_versions(rows)
     return int(any(result != "passed" for *_, result in rows))
 
@@ -189,9 +192,10 @@ def check_version(version: str, wheel: Path, folder: Path) -> tuple[str, str, st
     The environment is taken away at once: torch's build for CUDA takes 5.6 GB.
     """
     python_version, torch_version = version.split(":")
-    interpreter = shutil.which(f"python{python_version}")
-    if interpreter is None or subprocess.run([interpreter, "-c", ""], check=False, capture_output=True).returncode:
-        return python_version, torch_version, f"no python{python_version} here"
+    interpreter = python_of(python_version)
+    if interpreter is None:
+        print(f"no python{python_version} here", file=sys.stderr)
+        return python_version, torch_version, NOT_HERE
     place = folder / version.replace(":", "-")
     try:
         python = environment(place, f"torch=={torch_version}", str(wheel), interpreter=interpreter)
@@ -217,6 +221,16 @@ def check_version(version: str, wheel: Path, folder: Path) -> tuple[str, str, st
         shutil.rmtree(place, ignore_errors=True)
     print(f"Python {exact}, torch {torch_version}: {result}", flush=True)
     return exact, torch_version, result
+
+
+def python_of(version: str) -> str | None:
+    """That Python, as 3.12, on PATH or among pyenv's, whose own ``python3.12`` starts nothing until one is chosen."""
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
+    found = (shutil.which(f"python{version}"), *map(str, sorted(pyenv.glob(f"{version}.*/bin/python{version}"))))
+    for python in filter(None, found):
+        if subprocess.run([python, "-c", "import ensurepip, venv"], check=False, capture_output=True).returncode == 0:
+            return python
+    return None
 
 
 def environment(folder: Path, *requirements: str, interpreter: str = sys.executable) -> str:
@@ -257,6 +271,7 @@ def write(tables: dict[str, list[tuple[str, str, int]]]) -> None:
 
 def write_versions(rows: list[tuple[str, str, str]]) -> None:
     """The rows of the versions that were tried now; others stay."""
+    rows = [row for row in rows if row[2] != NOT_HERE]
     if not rows:
         return
     text = PAGE.read_text(encoding="utf-8")

@@ -59,6 +59,9 @@ ONCE = {
     "a tied weight has two names while it is cut": (
         {"seed": 8, "tied": 1, "heads": 2}, {"ranks": 2, "engine": "dtensor", "tp": 2,
                                                 "way": "vocabulary"}),
+    "a rank whose shard is of frozen parameters alone has no gradient, and ended a step later than the others": (
+        {"seed": 1, "kind": "rows", "inner": 256, "frozen": "layers.0.mlp,layers.1.mlp"},
+        {"ranks": 4, "engine": "fsdp1", "way": "original"}),
 }  # fmt: skip
 
 

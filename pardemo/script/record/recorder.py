@@ -303,8 +303,9 @@ class Recorder(Hooks):
         current.stepped |= {id(p) for group in optimizer.param_groups for p in group["params"]}
         trained = [p for root in self.parameters.models() for p in root.parameters() if p.requires_grad]
         trained += [p for _, p in self.parameters.in_no_module()]
-        with_gradient = {id(p) for p in trained if p.grad is not None}
-        if with_gradient and with_gradient <= current.stepped:
+        # a rank may have none: under FSDP its shard of the parameters may be of frozen ones alone
+        awaited = {id(p) for p in trained if p.grad is not None} or {id(p) for p in trained}
+        if awaited <= current.stepped:
             self._finish()
 
     def _finish(self) -> None:
