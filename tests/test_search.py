@@ -244,9 +244,12 @@ def test_an_interrupt_keeps_what_was_found(right, tmp_path):
     assert "interrupted" in str(result)
 
 
-def test_minutes_that_are_over_leave_the_rest(right, tmp_path):
-    result = tried([str(right)], "dp=1", "accumulate=1,2,4", out=tmp_path, minutes=1e-6)
+@pytest.mark.parametrize(("minutes", "first_s"), [(1e-6, 0), (0.03, 60)])
+def test_minutes_that_are_over_leave_the_rest(right, tmp_path, minutes, first_s):
+    right.write_text(f"import time\ntime.sleep({first_s})\n{RIGHT}", encoding="utf-8")
+    result = tried([str(right)], "dp=1", "accumulate=1,2,4", out=tmp_path, minutes=minutes)
     assert result.verdicts == []
+    assert result.seconds < 30
     assert len(result.coverage.waiting) == 2
     assert str(result).endswith("nothing compared")
 

@@ -69,10 +69,10 @@ def commits(clone: Path, since: str) -> list[str]:
         ValueError: it is no clone, has no such commit, or none behind it; one line.
     """
     first = _git(clone, "rev-list", "--max-count=1", f"{since}^{{commit}}", "--").strip()
-    found = [first, *_git(clone, "rev-list", "--first-parent", "--reverse", f"{first}..HEAD").split()]
-    if len(found) < 2:
+    listed = [first, *_git(clone, "rev-list", "--first-parent", "--reverse", f"{first}..HEAD").split()]
+    if len(listed) < 2:
         raise ValueError(f"{since} has no later commits on the way to HEAD of {clone}")
-    return found
+    return listed
 
 
 def since_release(script: Path, ranks: tuple[int, int], package: str, versions: Sequence[str], note: Note) -> str:

@@ -107,10 +107,10 @@ def _space(arguments: argparse.Namespace) -> "tuple[Space, bool]":
 
     words, table, settings = _script(arguments)
     given = [axes.parse_axis(text, kind) for kind in _AXES for text in getattr(arguments, kind) or ()]
-    said, numbers = {axis.name for axis in given}, dict[str, Any]()
+    known, numbers = {axis.name for axis in given}, dict[str, Any]()
     for name, value in table.items():
         if name in _AXES:
-            given += [axis for axis in _table_axes(name, value) if axis.name not in said]
+            given += [axis for axis in _table_axes(name, value) if axis.name not in known]
         elif name not in _KEYS:
             raise ValueError(f"[search]: {name!r} is not known; it may say {', '.join(sorted({*_KEYS, *_AXES}))}")
         elif not isinstance(value, _KEYS[name][0]) or isinstance(value, bool):

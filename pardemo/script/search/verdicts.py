@@ -64,7 +64,7 @@ class Verdicts:
     def __init__(self, space: Space, options: RunOptions, folder: Path, until_s: float):
         self.known: dict[tuple[Value, ...], Verdict] = {}
         self.failed: dict[tuple[Value, ...], str] = {}  # references that could not be run, with the reason
-        self._space, self._options, self._folder, self._until_s = space, options, folder, until_s
+        self._space, self._options, self._folder = space, replace(options, until_s=until_s), folder
         self._references: dict[tuple[Value, ...], _Prepared] = {}
 
     def verdict(self, point: Point) -> Verdict:
@@ -75,17 +75,18 @@ class Verdicts:
         """
         key = tuple(point.values())
         if key not in self.known:
+            self._require_time()
             self.known[key] = self._run(point)
         return self.known[key]
 
     def nearest_right(self, point: Mapping[str, Value]) -> RunLayout | None:
         """Returns the layout that trains alike and differs from this one in the fewest values; None where none does."""
         right = [verdict for verdict in self.known.values() if verdict.outcome == ALIKE]
-        own = {axis.name for axis in self._space.axes if axis.kind == LAYOUT}
+        along = {axis.name for axis in self._space.axes if axis.kind == LAYOUT}
 
         def distance(verdict: Verdict) -> tuple[int, int, int]:
             differing = [name for name, value in verdict.point.items() if value != point[name]]
-            return sum(name not in own for name in differing), len(differing), -verdict.layout.ranks
+            return sum(name not in along for name in differing), len(differing), -verdict.layout.ranks
 
         return min(right, key=distance).layout if right else None
 
@@ -97,10 +98,9 @@ class Verdicts:
                 truth, options, _ = self._reference(reference_point, verdict.reference)
             except ProveError as error:
                 return replace(verdict, reason=str(error))
-            options = self._limited(options)
             run = runs.run_layout(verdict.layout, options, Path(folder))
-            if run.timed_out and time.monotonic() >= self._until_s:
-                raise OutOfTime
+            if run.timed_out:
+                self._require_time()
             refused = run.raised and not any(Path(folder).glob("step*"))
             try:
                 compared = proof.compare_run(truth, run, options, Path(folder))
@@ -127,25 +127,21 @@ class Verdicts:
         if key not in self._references:
             options, folder = replace(self._options, steps=int(point["steps"])), tempfile.mkdtemp(dir=self._folder)
             try:
-                truth, used, _ = proof.prepare_reference(layout, self._limited(options), Path(folder))
+                truth, options, _ = proof.prepare_reference(layout, options, Path(folder))
             except ProveError as error:
                 shutil.rmtree(folder, ignore_errors=True)
-                if time.monotonic() >= self._until_s:
-                    raise OutOfTime from None
+                self._require_time()
                 self.failed[key] = str(error)
                 raise
-            self._references[key] = _Prepared(truth, replace(used, timeout_s=options.timeout_s), folder)
+            self._references[key] = _Prepared(truth, options, folder)
         prepared = self._references[key] = self._references.pop(key)  # the last one used stands last
         for old in [*self._references][:-KEPT]:
             shutil.rmtree(self._references.pop(old).folder, ignore_errors=True)
         return prepared
 
-    def _limited(self, options: RunOptions) -> RunOptions:
-        """Returns the options with a time limit that the search's end cuts short."""
-        left_s = self._until_s - time.monotonic()
-        if left_s <= 0:
+    def _require_time(self) -> None:
+        if time.monotonic() >= self._options.until_s:
             raise OutOfTime
-        return replace(options, timeout_s=min(options.timeout_s, left_s))
 
 
 @contextlib.contextmanager
