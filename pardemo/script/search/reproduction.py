@@ -21,8 +21,8 @@ from pardemo.script.runtime.launch_lines import Launch
 from pardemo.script.search.evidence import Evidence
 from pardemo.termination import end_with_parent
 
-#: Seconds after which a rank of a reproduction ends by itself; its launcher gets some more.
-TIMEOUT_S, LAUNCHER_S = 90, 30
+#: Seconds after which a rank of a reproduction ends by itself, on a busy machine, too; its launcher gets some more.
+TIMEOUT_S, LAUNCHER_S = 180, 30
 #: Relative differences that a reproduction says of: above the rounding of fp32, and of fp64.
 FP32, FP64 = 1e-3, 1e-6
 SCRIPT, TEST = "repro.py", "test_repro.py"
