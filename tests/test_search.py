@@ -4,6 +4,7 @@ import contextlib
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,16 +17,19 @@ from hypothesis import strategies as st
 from pardemo import project
 from pardemo.cli import main
 from pardemo.script.compare.differences import Finding
+from pardemo.script.compare.run_layouts import from_texts
 from pardemo.script.compare.runs import ProveError, RunOptions
 from pardemo.script.runtime.launch_lines import Launch
-from pardemo.script.search import axes, shrink
+from pardemo.script.search import axes
 from pardemo.script.search.axes import LAYOUT, SIZE, VARIED, Axis, parse_axis, read_space
 from pardemo.script.search.conditions import read_condition
 from pardemo.script.search.coverage import Coverage
 from pardemo.script.search.evidence import Evidence, HeldPart
-from pardemo.script.search.reproduction import reproduction_text
+from pardemo.script.search.reproduction import reproduce, reproduction_text
 from pardemo.script.search.script_options import script_options
 from pardemo.script.search.search import search
+from pardemo.script.search.search_results import SearchFinding
+from pardemo.script.search.shrink import shrink
 from pardemo.script.search.verdicts import ALIKE, PARTED, SeenFinding, Verdict
 
 ROOT = project.PACKAGE.parent
@@ -157,20 +161,23 @@ def test_a_search_covers_all_pairs_before_it_repeats_any(counts):
         line, [Axis("dp", (1,)), *(Axis(f"a{n}", tuple(range(c))) for n, c in enumerate(counts))], ranks=1
     )
     coverage = Coverage(made)
-    first = coverage.take()
+    first = coverage.next_point()
     assert all(first[f"a{n}"] for n in range(len(counts))), "the first is as different as can be"
-    coverage.cover(first)
+    coverage.note(first, compared=True)
     while coverage.pairs - coverage.covered:
         before = len(coverage.covered)
-        coverage.cover(coverage.take())
+        coverage.note(coverage.next_point(), compared=True)
         assert len(coverage.covered) > before
     while coverage.waiting:
-        coverage.cover(coverage.take())
+        coverage.note(coverage.next_point(), compared=True)
 
 
 def test_layouts_behind_a_known_difference_come_last():
     coverage = Coverage(space("x=1,2,3", "dp=1,2"))
-    order = [coverage.take([{"x": 3}]) for _ in range(len(coverage.points))]
+    order = []
+    while coverage.waiting:
+        order.append(coverage.next_point([{"x": 3}]))
+        coverage.note(order[-1], compared=False)
     assert [point["x"] == 3 for point in order] == [False, False, False, True, True]
 
 
@@ -188,13 +195,18 @@ def test_shrinking_ends_with_the_fewest_values_that_show_the_same():
         parts = point["tp"] > 1 and point["x"] and point["n"] > 1
         other = [finding("stale")] if point["y"] == "b" else []
         same = [finding(name=f"layers.{point['n']}.norm.weight")] if parts else []
-        return Verdict(point, made.layout(point), PARTED if parts or other else ALIKE, "", other + same)
+        judged.append(point)
+        layouts = made.layout(point), made.layout(made.reference_of(point))
+        return Verdict(point, *layouts, PARTED if parts or other else ALIKE, "", other + same)
 
-    point = {"dp": 2, "tp": 4, "x": 1, "y": "b", "n": 4, "steps": 3}
-    parting = shrink.Parting(point, judge(point), finding())
-    shrink.shrink(parting, made, judge)
-    assert parting.point == {"dp": 1, "tp": 2, "x": 1, "y": "a", "n": 2, "steps": 1}
-    assert parting.smallest
+    judged = []
+    followed = SearchFinding(judge({"dp": 2, "tp": 4, "x": 1, "y": "b", "n": 4, "steps": 3}), finding(), [])
+    shrink(followed, made, judge)
+    assert followed.point == {"dp": 1, "tp": 2, "x": 1, "y": "a", "n": 2, "steps": 1}
+    assert followed.smallest
+    steps = [point["steps"] for point in judged]
+    assert steps == sorted(steps, reverse=True), "what follows is not tried with more steps again"
+    assert len(judged) < 20
 
 
 def tried(line, *texts, out, minutes=2.0, note=lambda line: None, **more):
@@ -233,10 +245,13 @@ def test_an_interrupt_keeps_what_was_found(right, tmp_path):
     assert "interrupted" in str(result)
 
 
-def test_minutes_that_are_over_leave_the_rest(right, tmp_path):
-    result = tried([str(right)], "dp=1", "accumulate=1,2,4", out=tmp_path, minutes=1e-6)
+@pytest.mark.parametrize(("minutes", "first_s"), [(1e-6, 0), (0.03, 60)])
+def test_minutes_that_are_over_leave_the_rest(right, tmp_path, minutes, first_s):
+    right.write_text(f"import time\ntime.sleep({first_s})\n{RIGHT}", encoding="utf-8")
+    result = tried([str(right)], "dp=1", "accumulate=1,2,4", out=tmp_path, minutes=minutes)
     assert result.verdicts == []
-    assert len(result.coverage.waiting) == 1  # of two, one was taken
+    assert result.seconds < 30
+    assert len(result.coverage.waiting) == 2
     assert str(result).endswith("nothing compared")
 
 
@@ -286,9 +301,27 @@ def test_a_folder_with_other_things_is_refused_before_anything_runs(tmp_path, ca
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize(("mended", "said"), [(True, "the same"), (False, "DIFFERENT")])
+def test_a_reproduction_says_the_same_of_what_is_right(tmp_path, mended, said):
+    """Of a parameter that is whole on each rank; of one that is cut, in both."""
+    line = [str(SCRIPT), "--tp", "{tp}", "--accumulate", "{accumulate}", "--batch", "{batch}", *["--mended"] * mended]
+    texts = ["ranks=1 tp=1 accumulate=1 batch=4", "ranks=2 tp=2 accumulate=2 batch=2"]
+    reference, layout = from_texts(texts, line)
+    cut = {rank: HeldPart("0.up", (tuple(range(8 * rank, 8 * rank + 8)), None)) for rank in range(2)}
+    for number, (name, parts, shown) in enumerate([("0.norm.weight", {}, said), ("0.up", cut, "the same")]):
+        made = reproduce(
+            Evidence(name, "gradient", 1, parts, 1.0), layout, reference, tmp_path / str(number),
+            title="T", versions="torch", missing=False, double=False, copied=False,
+        )  # fmt: skip
+        assert [text.rpartition(": ")[2] for text in made.output.splitlines()] == [shown, shown], made.reason
+        assert made.shown == (shown == "DIFFERENT")
+
+
+@pytest.mark.nightly
 def test_the_example_prints_what_the_page_shows(tmp_path):
     command, printed = fenced("example of a search", (ROOT / "docs" / "prove.md").read_text(encoding="utf-8"))
-    (tmp_path / "tests").symlink_to(ROOT / "tests")
+    (tmp_path / "tests" / "scripts").mkdir(parents=True)
+    shutil.copy(SCRIPT, tmp_path / "tests" / "scripts")
     words = shlex.split(command.replace("\\\n", " "))
     run = subprocess.run([sys.executable, "-m", *words], cwd=tmp_path, capture_output=True, text=True, timeout=500)
     assert run.returncode == 1, run.stderr

@@ -65,18 +65,19 @@ def clone(tmp_path):
 def test_commits_of_a_clone(clone, monkeypatch):
     monkeypatch.setattr(bisect, "printed", in_folder)
     notes = []
-    said = bisect.since_commit(Path("repro.py"), (1, 2), clone, "first", notes.append)
+    commits = bisect.commits(clone, "first")
+    said = bisect.since_commit(Path("repro.py"), (1, 2), clone, commits, notes.append)
     right = subprocess.run(["git", "-C", str(clone), "rev-parse", "HEAD~2"], capture_output=True, text=True).stdout
     assert said.startswith(f"Not in commit {right[:12]}, and since ")
     assert "(Change 5); not tried: " in said
     assert any("shows it" in note for note in notes)
     listed = subprocess.run(["git", "-C", str(clone), "worktree", "list"], capture_output=True, text=True, check=True)
     assert len(listed.stdout.splitlines()) == 1, "no folder of a commit is left"
-    said = bisect.since_commit(Path("repro.py"), (1, 2), clone, "HEAD~1", notes.append)
+    said = bisect.since_commit(Path("repro.py"), (1, 2), clone, bisect.commits(clone, "HEAD~1"), notes.append)
     assert "the oldest tried" in said
-    for since, line in (("nowhere", "there is no nowhere"), ("HEAD", "no later commits")):
+    for since, line in (("nowhere", "bad revision 'nowhere"), ("HEAD", "no later commits")):
         with pytest.raises(ValueError, match=line):
-            bisect.since_commit(Path("repro.py"), (1, 2), clone, since, notes.append)
+            bisect.commits(clone, since)
 
 
 def wheel(folder, version, text):
@@ -109,20 +110,21 @@ def package(tmp_path, monkeypatch):
 def test_releases_of_a_package(package, monkeypatch):
     monkeypatch.setattr(bisect, "printed", in_folder)
     notes = []
-    said = bisect.since_release(Path("repro.py"), (1, 2), "pardemo-made", "1.1", notes.append)
-    assert said.startswith("Not in pardemo-made 1.2, and since 1.10; not tried: 1.9 (cannot be installed: ")
+    versions = bisect.releases("pardemo-made", "1.1")
+    assert versions == ["1.1", "1.2", "1.9", "1.10", "1.11", "1.12"]
+    said = bisect.since_release(Path("repro.py"), (1, 2), "pardemo-made", versions, notes.append)
+    assert said.startswith("Not in pardemo-made 1.2, and since 1.10; not tried: 1.9 (it cannot be installed: ")
     assert "pardemo-made 1.1: does not show it" in "\n".join(notes)
     with pytest.raises(ValueError, match="knows no release"):
-        bisect.since_release(Path("repro.py"), (1, 2), "pardemo-made", "2.0", notes.append)
-    with pytest.raises(ValueError, match="pip index versions pardemo-other"):
-        bisect.releases("pardemo-other")
+        bisect.releases("pardemo-made", "2.0")
 
 
 @pytest.mark.nightly
 def test_a_release_is_what_the_reproduction_imports(package, tmp_path):
     script = tmp_path / "repro.py"
     script.write_text(REPRODUCTION, encoding="utf-8")
-    said = bisect.since_release(script, (1, 2), "pardemo-made", "1.2", lambda note: None)
+    versions = bisect.releases("pardemo-made", "1.2")
+    said = bisect.since_release(script, (1, 2), "pardemo-made", versions, lambda note: None)
     assert said.startswith("Not in pardemo-made 1.2, and since 1.10")
 
 
@@ -131,6 +133,8 @@ def test_a_release_is_what_the_reproduction_imports(package, tmp_path):
     [
         (["--package", "torch"], "say --since"),
         (["--since", "2.11"], "--since needs --package NAME"),
+        (["--recipe", "peft", "--since", "1", "--package", "nowhere"], "--package nowhere is not installed"),
+        (["--recipe", "peft", "--since", "1", "--clone", "nowhere"], "git rev-list in nowhere: fatal: cannot change"),
         (["--recipe", "nothing"], "there is no recipe nothing: say one of transformers-tensor-parallel"),
         (["--recipe", "peft", "train.py"], "leave out the one behind --"),
     ],

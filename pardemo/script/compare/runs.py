@@ -1,8 +1,10 @@
 """Runs a layout of a script on warm ranks, and reads the tensors that its ranks recorded."""
 
+import math
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -109,6 +111,7 @@ class Run:
 class RunOptions:
     """Says how layouts are run: how many steps are recorded, in fp64 or the script's own type, and the time limit.
 
+    ``until_s``: when the last run has to end, by ``time.monotonic``.
     ``follow``: what follows more of them on a rank, of prove's recorder. ``rounded``: rounded otherwise.
     ``multiplied``: parameters that are changed on purpose. ``feeding``: makes of a layout what follows its ranks
     as ``follow`` does, and feeds them recorded inputs.
@@ -117,6 +120,7 @@ class RunOptions:
     steps: int = 3
     double: bool = False
     timeout_s: float = 600.0
+    until_s: float = math.inf
     sketched: bool = False
     in_full: tuple[str, ...] = ()
     function: Callable[[RunLayout], Callable[[], Any]] | None = None
@@ -138,11 +142,13 @@ def run_layout(layout: RunLayout, options: RunOptions, folder: Path) -> Run:
         launch, text = launch_of(layout)
         name = os.path.basename(launch.script)
     follow = options.feeding(layout) if options.feeding is not None else options.follow
+    left_s = max(options.until_s - time.monotonic(), 0.1)
     asked = Recording(launch, os.getcwd(), wanted, options.double, function, follow)
     try:
         records = run_on_ranks(
-            record_script, asked, text, name=name, ranks=layout.ranks, journals=str(folder), timeout_s=options.timeout_s
-        )
+            record_script, asked, text, name=name, ranks=layout.ranks, journals=str(folder),
+            timeout_s=min(options.timeout_s, left_s),
+        )  # fmt: skip
     except ScriptError as error:
         return Run(layout, [], str(error), error.details, timed_out=error.timed_out, raised=error.raised)
     run = Run(layout, records, wanted=options.steps)

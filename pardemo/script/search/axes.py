@@ -173,7 +173,7 @@ def read_space(
     batch = "batch" not in names and ("batch" in fields or option_for("batch", options) is not None)
     for name in [*names, *(["batch"] if batch else [])]:
         option = option_for(name, options)
-        if name not in fields and option is not None and not _says(words, option.flag):
+        if name not in fields and option is not None and not any(w.partition("=")[0] == option.flag for w in words):
             words += [option.flag, f"{{{name}}}"]
             fields.add(name)
         elif name not in fields and name == "batch":
@@ -190,10 +190,6 @@ def read_space(
     space = Space(tuple(words), tuple(all_axes), ranks, batch, read, frozenset(fields))
     space.layout({axis.name: axis.values[0] for axis in all_axes})  # says what is wrong before anything runs
     return space
-
-
-def _says(words: Sequence[str], flag: str) -> bool:
-    return any(word.partition("=")[0] == flag for word in words)
 
 
 def _powers(ranks: int) -> tuple[int, ...]:

@@ -12,6 +12,8 @@ _OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
     ast.Mult: operator.mul, ast.Add: operator.add, ast.Sub: operator.sub, ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
 }  # fmt: skip
+_PLAIN = (ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.USub, ast.Compare, ast.BinOp, ast.Name, ast.Load,
+          ast.Constant, ast.Tuple, *_OPERATORS)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -51,19 +53,10 @@ def read_condition(text: str, names: set[str]) -> Condition:
             raise ValueError(
                 f"the condition {text!r} uses {node.id}, which no layout says; it may use {', '.join(sorted(names))}"
             )
-    _require_known(tree, text)
-    return Condition(text, tree)
-
-
-def _require_known(tree: ast.expr, text: str) -> None:
-    plain = (ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.USub, ast.Compare, ast.BinOp, ast.Name, ast.Load,
-             ast.Constant, ast.Tuple, *_OPERATORS)  # fmt: skip
-    for node in ast.walk(tree):
-        known = isinstance(node, plain) and not (
-            isinstance(node, ast.Constant) and not isinstance(node.value, (int, float, str))
-        )
-        if not known:
+        plain = not isinstance(node, ast.Constant) or isinstance(node.value, (int, float, str))
+        if not isinstance(node, _PLAIN) or not plain:
             raise ValueError(f"the condition {text!r} may compare and calculate, and has {type(node).__name__}")
+    return Condition(text, tree)
 
 
 def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:

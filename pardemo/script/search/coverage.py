@@ -31,8 +31,8 @@ class Coverage:
         self.covered: set[Pair] = set()
         self._refusals: Counter[Pair] = Counter()
 
-    def take(self, masked: Iterable[Mapping[str, Value]] = ()) -> Point:
-        """Takes the next layout: that with most new pairs, and among these the one farthest from the reference.
+    def next_point(self, masked: Iterable[Mapping[str, Value]] = ()) -> Point:
+        """Returns the next layout: that with most new pairs, and among these the one farthest from the reference.
 
         Last come layouts that show a known difference again, behind which others do not show, and those with a pair
         that the script seems to refuse.
@@ -48,17 +48,15 @@ class Coverage:
             pairs = left.intersection(self._pairs_of(point))
             return not any(part <= point.items() for part in parts), pairs.isdisjoint(refused), len(pairs)
 
-        point = max(self.waiting, key=merit)
+        return max(self.waiting, key=merit)
+
+    def note(self, point: Point, compared: bool) -> None:
+        """Notes that a layout was compared, or was refused, perhaps for one of its pairs; it waits no longer."""
         self.waiting.remove(point)
-        return point
-
-    def cover(self, point: Mapping[str, Value]) -> None:
-        """Notes that a layout was compared."""
-        self.covered |= self.pairs.intersection(self._pairs_of(point))
-
-    def refuse(self, point: Mapping[str, Value]) -> None:
-        """Notes that a layout was refused, perhaps for one of its pairs."""
-        self._refusals.update(self._pairs_of(point))
+        if compared:
+            self.covered |= self.pairs.intersection(self._pairs_of(point))
+        else:
+            self._refusals.update(self._pairs_of(point))
 
     def _pairs_of(self, point: Mapping[str, Value]) -> list[Pair]:
         values = [(axis.name, point[axis.name]) for axis in self._axes]

@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
-
 from pardemo.script.compare.comparison import LayoutComparison, holders_of
 from pardemo.script.compare.differences import Finding
 from pardemo.script.compare.reference import Reference
@@ -19,14 +17,10 @@ SHOWN_BY = {
 
 @dataclass(frozen=True)
 class HeldPart:
-    """The part of a parameter that a rank holds: its name there, and of each axis its places, None for all of them.
-
-    ``flat``: the first element of a range of the parameter's elements instead.
-    """
+    """The part of a parameter that a rank holds: its name there, and of each axis its places, None for all of them."""
 
     name: str
     places: tuple[tuple[int, ...] | None, ...] = ()
-    flat: int | None = None
 
 
 @dataclass(frozen=True)
@@ -57,14 +51,14 @@ def evidence_of(finding: Finding, truth: Reference, other: Run, comparison: Layo
     wanted = {"gradient": whole.gradients, "before": whole.before, "after": whole.after}[tensor]
     farthest: tuple[float, str] = (0.0, "")
     for name, holders in holders_of(other, step, tensor, comparison.maps).items():
-        if name not in wanted or (finding.parameters and name not in finding.parameters):
+        asked = name in wanted and (not finding.parameters or name in finding.parameters)
+        if not asked or not _held_parts(name, comparison):
             continue
         scale = wanted[name] - whole.before[name] if tensor == "after" else wanted[name]
         for _, part, candidate in holders:
             reference = part.cut_from(wanted[name], tuple(candidate.shape))
             off = float((candidate.double() - reference.double()).norm()) / (float(scale.double().norm()) or 1.0)
-            if _held_parts(name, comparison):
-                farthest = max(farthest, (off, name))
+            farthest = max(farthest, (off, name))
     off, name = farthest
     clips = any(record.steps[step].clips for run in (truth.run, other) for record in run.records)
     return Evidence(name, tensor, finding.step, _held_parts(name, comparison), off, clips) if name else None
@@ -77,9 +71,6 @@ def _held_parts(name: str, comparison: LayoutComparison) -> dict[int, HeldPart]:
         fused = {strip.name_in(piece) for piece, strips in comparison.maps.strips[rank].items() for strip in strips}
         for piece, part in pieces.items():
             if part.name == name and piece not in fused:
-                parts[rank] = HeldPart(piece, tuple(map(_places, part.index)), part.flat)
+                places = (None if index is None else tuple(index.tolist()) for index in part.index)
+                parts[rank] = HeldPart(piece, tuple(places))
     return parts
-
-
-def _places(index: torch.Tensor | None) -> tuple[int, ...] | None:
-    return None if index is None else tuple(index.tolist())

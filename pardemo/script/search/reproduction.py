@@ -21,15 +21,15 @@ from pardemo.script.runtime.launch_lines import Launch
 from pardemo.script.search.evidence import Evidence
 from pardemo.termination import end_with_parent
 
-#: Seconds after which a rank of a reproduction ends by itself; its launcher gets some more.
-TIMEOUT_S, LAUNCHER_S = 90, 30
+#: Seconds after which a rank of a reproduction ends by itself, on a busy machine, too; its launcher gets some more.
+TIMEOUT_S, LAUNCHER_S = 180, 30
 #: Relative differences that a reproduction says of: above the rounding of fp32, and of fp64.
 FP32, FP64 = 1e-3, 1e-6
 SCRIPT, TEST = "repro.py", "test_repro.py"
 #: What is compared, in words.
 LABELS = {"gradient": "gradients", "before": "values before the first step", "after": "changes in the step"}
 _LINE = re.compile(r"^rank \d+: .+: (the same|DIFFERENT)$", re.MULTILINE)
-_ERROR = re.compile(r"^\w+(\.\w+)*(Error|Exception|Exit): .+$", re.MULTILINE)
+_ERROR = re.compile(r"^(?:\[rank\d+\]: )?(\w+(?:\.\w+)*(?:Error|Exception|Failed): .+)$", re.MULTILINE)
 _GRADIENT = "p.grad if p.grad is not None else getattr(p, 'main_grad', {missing})"
 _STEP = """def before_step(*_):
     steps[0] += 1
@@ -71,8 +71,8 @@ def printed(ranks, which):
 
 
 def test_trains_alike():
-    printed({reference_ranks}, "reference")
-    lines, errors = printed({ranks}, "layout")
+    printed({ranks[0]}, "reference")
+    lines, errors = printed({ranks[1]}, "layout")
     assert lines, errors
     assert not [line for line in lines if "DIFFERENT" in line]
 '''
@@ -108,13 +108,13 @@ def reproduce(
     folder.mkdir(parents=True, exist_ok=True)
     launches = [runs.launch_of(wanted)[0] for wanted in (reference, layout)]
     if copied:
-        launches = [_copy(launch, folder) for launch in launches]
+        for file in script_files(Path(launches[0].script)):
+            shutil.copy(file, folder)
+        launches = [replace(launch, script=str(folder.resolve() / Path(launch.script).name)) for launch in launches]
     ranks = reference.ranks, layout.ranks
-    (folder / TEST).write_text(
-        _TEST.format(name=TEST, script=SCRIPT, folder=os.getcwd(), timeout=TIMEOUT_S + LAUNCHER_S, ranks=ranks[1],
-                     reference_ranks=ranks[0]), "utf-8",
-    )  # fmt: skip
-    failure = output = ""
+    test = _TEST.format(name=TEST, script=SCRIPT, folder=os.getcwd(), timeout=TIMEOUT_S + LAUNCHER_S, ranks=ranks)
+    (folder / TEST).write_text(test, "utf-8")
+    made = Reproduction(folder, False)
     for in_double in [False, True] if double else [False]:
         text = reproduction_text(
             evidence, launches, ranks, folder, title=title, versions=versions, missing=missing, double=in_double
@@ -123,20 +123,20 @@ def reproduce(
         output, failure = printed(folder / SCRIPT, ranks)
         if "DIFFERENT" in output:
             return Reproduction(folder, True, output)
-    return Reproduction(folder, False, output, failure or "run by itself, the parameter is the same in both")
+        if not made.output:
+            made = replace(made, output=output, reason=failure or "run by itself, the parameter is the same in both")
+    return made
 
 
 def printed(script: Path, ranks: tuple[int, int], environment: Mapping[str, str] | None = None) -> tuple[str, str]:
-    """Runs a reproduction's reference and its layout; returns the lines of its ranks, or an error's last line."""
-    output = errors = ""
-    for count, which in zip(ranks, ("reference", "layout"), strict=True):
-        output, errors = _torchrun([str(script), which], count, environment or {})
-    lines = "\n".join(match[0] for match in _LINE.finditer(output))
-    raised = [match[0] for match in _ERROR.finditer(errors) if "ChildFailedError" not in match[0]]
-    return (
-        lines,
-        "" if lines else f"run by itself, {f'it raises {raised[0]}' if raised else 'no rank has a tensor of it'}",
-    )
+    """Runs a reproduction's reference and its layout; returns the lines of its ranks, or the first error."""
+    script.with_name("reference.pt").unlink(missing_ok=True)  # of an earlier run, perhaps with another release
+    both = [_torchrun([str(script), which], count, environment or {})
+            for count, which in zip(ranks, ("reference", "layout"), strict=True)]  # fmt: skip
+    if lines := "\n".join(match[0] for match in _LINE.finditer(both[1][0])):
+        return lines, ""
+    raised = [match[1] for _, errors in both for match in _ERROR.finditer(errors) if "ChildFailed" not in match[1]]
+    return "", f"run by itself, {f'it raises {raised[0]}' if raised else 'no rank has a tensor of it'}"
 
 
 def _torchrun(words: Sequence[str], ranks: int, environment: Mapping[str, str]) -> tuple[str, str]:
@@ -176,7 +176,8 @@ def reproduction_text(
         hooks += _CLIPS if evidence.clips and not deepspeed else ""
     commands = [f"torchrun --standalone --nproc-per-node {count} {SCRIPT} {which}"
                 for count, which in zip(ranks, ("reference", "layout"), strict=True)]  # fmt: skip
-    lines = [[_shown(other, folder), *other.arguments] for other in launches]
+    lines = [[other.script if other.module else os.path.relpath(other.script, folder), *other.arguments]
+             for other in launches]  # fmt: skip
     template = Template((resources.files(__package__) / "reproduction.txt").read_text("utf-8"))
     return template.substitute(
         title=title, commands="\n".join(commands), versions=versions, tensor=LABELS[evidence.tensor],
@@ -194,7 +195,8 @@ def _run_text(launch: Launch, evidence: Evidence, double: bool) -> str:
     lines += ["register_optimizer_step_pre_hook(before_step)"]
     lines += ["register_optimizer_step_post_hook(after_step)"] * (evidence.tensor == "after")
     lines += ["torch.set_default_dtype(torch.float64)"] * double
-    lines += [f"os.environ.update({dict(launch.environment)!r})"] if launch.environment else []
+    variables = {"TORCHDYNAMO_DISABLE": "1", **launch.environment}  # nothing is compiled, as under prove
+    lines += [f"os.environ.update({variables!r})"]
     lines += [f"arguments.insert(0, {launch.local_rank!r} + os.environ['LOCAL_RANK'])"] if launch.local_rank else []
     if launch.module:
         lines += ["sys.argv[1:] = arguments", "runpy.run_module(script, run_name='__main__', alter_sys=True)"]
@@ -204,10 +206,6 @@ def _run_text(launch: Launch, evidence: Evidence, double: bool) -> str:
         ]
         lines += ['runpy.run_path(script, run_name="__main__")']
     return "\n".join(lines)
-
-
-def _shown(launch: Launch, folder: Path) -> str:
-    return launch.script if launch.module else os.path.relpath(launch.script, folder)
 
 
 def _parts_text(evidence: Evidence) -> str:
@@ -243,9 +241,3 @@ def script_files(script: Path) -> list[Path]:
         beside = [script.with_name(f"{name}.py") for name in sorted(names)]
         files += [path for path in beside if path.is_file() and path not in files]
     return files
-
-
-def _copy(launch: Launch, folder: Path) -> Launch:
-    for file in script_files(Path(launch.script)):
-        shutil.copy(file, folder)
-    return replace(launch, script=str((folder / os.path.basename(launch.script)).resolve()))

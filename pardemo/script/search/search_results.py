@@ -7,34 +7,47 @@ from typing import Any
 from pardemo.script.blocks import wrapped
 from pardemo.script.compare.results import WIDTH, finding_head, finding_why
 from pardemo.script.compare.run_layouts import RunLayout
-from pardemo.script.search.axes import Space
+from pardemo.script.search.axes import Point, Space
 from pardemo.script.search.coverage import Coverage, Pair
 from pardemo.script.search.reproduction import Reproduction
-from pardemo.script.search.shrink import Parting
-from pardemo.script.search.verdicts import ALIKE, FAILED, PARTED, REFUSED, Verdict
+from pardemo.script.search.verdicts import ALIKE, FAILED, PARTED, REFUSED, SeenFinding, Verdict, alike
 from pardemo.script.words import count_text, first_of
 
+#: Of a finding before it was reproduced.
+NOT_TRIED = Reproduction(None, False, reason="it was not tried")
 
-@dataclass
+
+@dataclass(eq=False)
 class SearchFinding:
-    """A difference that a search has found. ``layouts``: those that show it, by name, in the order in which they ran.
+    """A difference that a search has found, and the ``verdict`` on the smallest point so far that shows it.
 
-    ``parting``: the smallest point that shows it, and what it shows. ``right``: the layout that is nearest to it and
-    trains alike. ``since``: which release or commit has it first, in a sentence. ``seconds``: when it was reproduced.
+    ``seen``: what it shows. ``layouts``: those that show it, by name, in the order in which they ran. ``smallest``:
+    whether all that may go has been tried. ``right``: the layout that is nearest to it and trains alike. ``since``:
+    which release or commit has it first, in a sentence. ``seconds``: when it was reproduced.
     """
 
+    verdict: Verdict
+    seen: SeenFinding
     layouts: list[str]
-    parting: Parting
-    reference: RunLayout
+    smallest: bool = False
     right: RunLayout | None = None
-    reproduction: Reproduction = field(default_factory=lambda: Reproduction(None, False, reason="it was not tried"))
+    reproduction: Reproduction = NOT_TRIED
     since: str = ""
     seconds: float = 0.0
 
     @property
-    def layout(self) -> RunLayout:
-        """The smallest layout that shows it."""
-        return self.parting.verdict.layout
+    def point(self) -> Point:
+        """The smallest point so far that shows it."""
+        return self.verdict.point
+
+    def moves_to(self, verdict: Verdict) -> bool:
+        """Goes on to another point, if that has a finding alike, with its cause where it has one; returns whether."""
+        now = self.seen.finding
+        for seen in verdict.findings:
+            if alike(seen.finding, now) and now.cause in ("", seen.finding.cause):
+                self.verdict, self.seen = verdict, seen
+                return True
+        return False
 
 
 @dataclass
@@ -66,7 +79,26 @@ class SearchResult:
         return shown, [finding for finding in self.findings if not finding.reproduction.shown]
 
     def __str__(self) -> str:
-        return result_screen(self)
+        """Lists what was covered, what was found, and what is left."""
+        coverage, (shown, rest) = self.coverage, self.split()
+        lines = [
+            f"{len(self.by_outcome(ALIKE, PARTED))} of {count_text(len(coverage.points), 'legal layout')} compared, "
+            f"{len(coverage.covered)} of {count_text(len(coverage.pairs), 'pair')} of values covered, "
+            f"in {self.seconds:.0f} s"
+        ]
+        for number, finding in enumerate([*shown, *rest], 1):
+            lines += _finding_lines(number, finding)
+        for outcome, head in ((REFUSED, "refused by the script"), (FAILED, "could not be compared")):
+            lines += _reasons(head, self.by_outcome(outcome))
+        if left := self.left_pairs:
+            pairs = [" with ".join(f"{name}={value}" for name, value in pair) for pair in left]
+            lines += wrapped(f"left: {count_text(len(left), 'pair')} of values: {first_of(pairs, 6)}", WIDTH, 0, 3)
+        if self.interrupted:
+            lines.append("interrupted before all that was asked for")
+        counts = ((shown, ""), (rest, " not reproduced"))
+        verdict = " and ".join(f"{count_text(len(some), 'finding')}{words}" for some, words in counts if some)
+        nothing = "nothing found" if self.by_outcome(ALIKE) else "nothing compared"
+        return "\n".join([*lines, verdict or nothing])
 
     def as_json(self) -> dict[str, Any]:
         """Returns what ``pardemo prove --search --json`` prints."""
@@ -87,58 +119,28 @@ def _rows(verdicts: list[Verdict]) -> list[dict[str, str]]:
 
 
 def _finding_row(finding: SearchFinding) -> dict[str, Any]:
-    seen, made = finding.parting.seen, finding.reproduction
+    seen, made, verdict = finding.seen, finding.reproduction, finding.verdict
     return seen.finding.as_json() | {
-        "layout": finding.layouts[0], "layouts": finding.layouts, "shrunk": finding.layout.name,
-        "smallest": finding.parting.smallest, "reference": finding.reference.name,
-        "command": " ".join(finding.layout.line), "line": seen.finding.line, "kind": seen.kind,
+        "layout": finding.layouts[0], "layouts": finding.layouts, "shrunk": verdict.layout.name,
+        "smallest": finding.smallest, "reference": verdict.reference.name,
+        "command": " ".join(verdict.layout.line), "line": seen.finding.line, "kind": seen.kind,
         "right": finding.right.name if finding.right else None, "since": finding.since,
         "reproduction": str(made.folder) if made.folder else None, "printed": made.output, "reason": made.reason,
         "seconds": round(finding.seconds, 1),
     }  # fmt: skip
 
 
-def result_screen(result: SearchResult) -> str:
-    """Lists what was covered, what was found, and what is left."""
-    coverage, compared = result.coverage, result.by_outcome(ALIKE, PARTED)
-    shown, rest = result.split()
-    lines = [
-        f"{len(compared)} of {count_text(len(coverage.points), 'legal layout')} compared, "
-        f"{len(coverage.covered)} of {count_text(len(coverage.pairs), 'pair')} of values covered, "
-        f"in {result.seconds:.0f} s"
-    ]
-    for number, finding in enumerate([*shown, *rest], 1):
-        lines += _finding_lines(number, finding)
-    for outcome, head in ((REFUSED, "refused by the script"), (FAILED, "could not be compared")):
-        lines += _reasons(head, result.by_outcome(outcome))
-    if left := result.left_pairs:
-        pairs = [" with ".join(f"{name}={value}" for name, value in pair) for pair in left]
-        lines += wrapped(f"left: {count_text(len(left), 'pair')} of values: {first_of(pairs, 6)}", WIDTH, 0, 3)
-    if result.interrupted:
-        lines.append("interrupted before all that was asked for")
-    return "\n".join([*lines, _verdict(result, len(shown), len(rest))])
-
-
-def _verdict(result: SearchResult, shown: int, rest: int) -> str:
-    if not result.findings:
-        return "nothing found" if result.by_outcome(ALIKE) else "nothing compared"
-    texts = [
-        f"{count_text(count, 'finding')}{words}" for count, words in ((shown, ""), (rest, " not reproduced")) if count
-    ]
-    return " and ".join(texts)
-
-
 def _finding_lines(number: int, finding: SearchFinding) -> list[str]:
-    seen, made = finding.parting.seen, finding.reproduction
+    seen, made, verdict = finding.seen, finding.reproduction, finding.verdict
     more = len(finding.layouts) - 1
-    lines = wrapped(f"✗ {number}  {finding.layout.name}, beside {finding.reference.name}", WIDTH, 0, 5)
+    lines = wrapped(f"✗ {number}  {verdict.layout.name}, beside {verdict.reference.name}", WIDTH, 0, 5)
     texts = [
         f"{finding_head(seen.finding)}{f' ({seen.kind})' if seen.kind else ''}",
         finding_why(seen.finding),
         f"parameters: {first_of(seen.finding.parameters, 4)}" if seen.finding.parameters else "",
         f"at {seen.finding.line}" if seen.finding.line else "",
         f"first in {finding.layouts[0]}{f', and in {more} more' if more else ''}"
-        f"{'' if finding.parting.smallest else '; it was not shrunk to the end'}",
+        f"{'' if finding.smallest else '; it was not shrunk to the end'}",
         f"right: {finding.right.name}" if finding.right else "",
         f"reproduced: {made.folder}" if made.shown else f"not reproduced: {made.reason}",
         finding.since,

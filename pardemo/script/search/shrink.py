@@ -1,68 +1,37 @@
 """Shrinks a layout that parts from its reference: values go back to the reference's, sizes become smaller."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from pardemo.script.search.axes import LAYOUT, SIZE, Axis, Point, Space, Value
-from pardemo.script.search.verdicts import SeenFinding, Verdict, alike
-
-#: Gives the verdict on a point.
-Judge = Callable[[Point], Verdict]
+from pardemo.script.search.search_results import SearchFinding
+from pardemo.script.search.verdicts import Verdict
 
 
-@dataclass
-class Parting:
-    """A point that parts from its reference, its verdict, and the finding that is followed while it shrinks.
+def shrink(finding: SearchFinding, space: Space, judge: Callable[[Point], Verdict]) -> None:
+    """Makes a finding's point as plain as it can be with the same finding; changes it step by step as it goes.
 
-    ``smallest``: whether all that may go has been tried.
-    """
-
-    point: Point
-    verdict: Verdict
-    seen: SeenFinding
-    smallest: bool = False
-
-    def moves_to(self, point: Point, verdict: Verdict) -> bool:
-        """Goes on to another point, if that has a finding alike, with its cause where it has one; returns whether."""
-        now = self.seen.finding
-        fits = [seen for seen in verdict.findings if alike(seen.finding, now) and now.cause in ("", seen.finding.cause)]
-        seen = fits[0] if fits else None
-        if seen is not None:
-            self.point, self.verdict, self.seen = point, verdict, seen
-        return seen is not None
-
-
-def shrink(parting: Parting, space: Space, judge: Judge) -> None:
-    """Makes a parting's point as plain as it can be with the same finding; changes it step by step as it goes.
-
-    First with one axis alone off the reference, then each value by itself, until none can go: a form of delta debugging
-    (Zeller, Hildebrandt, IEEE Transactions on Software Engineering 28(2), 2002), by axes.
+    First with one axis alone off the reference, then each value by itself, sizes first, until none can go: a form of
+    delta debugging (Zeller, Hildebrandt, IEEE Transactions on Software Engineering 28(2), 2002), by axes.
 
     Args:
-        judge: may raise what ends the search; the parting is then as small as it has become.
+        judge: gives the verdict on a point. It may raise what ends the search: the finding is then as small as it has
+            become.
     """
-    for point in _with_one_axis(parting.point, space):
-        if _moves(parting, point, space, judge):
-            break
-    moved = True
-    while moved:
-        moved = any(
-            _moves(parting, {**parting.point, axis.name: value}, space, judge)
-            for axis in space.axes for value in simpler(axis, parting.point[axis.name])
-        )  # fmt: skip
-    parting.smallest = True
 
+    def moves(point: Point) -> bool:
+        legal = space.values(point) is not None and space.values(space.reference_of(point)) is not None
+        return legal and bool(space.differing(point)) and finding.moves_to(judge(point))
 
-def _with_one_axis(point: Point, space: Space) -> Iterator[Point]:
-    """Yields the points in which one axis alone is not the reference's, where now several are."""
-    differing, reference = space.differing(point), space.reference_of(point)
+    differing, reference = space.differing(finding.point), space.reference_of(finding.point)
     if len(differing) > 1:
-        yield from ({**reference, name: value} for name, value in differing.items())
-
-
-def _moves(parting: Parting, point: Point, space: Space, judge: Judge) -> bool:
-    legal = space.values(point) is not None and space.values(space.reference_of(point)) is not None
-    return legal and bool(space.differing(point)) and parting.moves_to(point, judge(point))
+        any(moves({**reference, name: value}) for name, value in differing.items())
+    axes, moved = sorted(space.axes, key=lambda axis: axis.kind != SIZE), True
+    while moved:  # sizes first: what follows is quicker, and need not be tried again with a smaller one
+        moved = False
+        for axis in axes:
+            values = simpler(axis, finding.point[axis.name])
+            moved |= any(moves({**finding.point, axis.name: value}) for value in values)
+    finding.smallest = True
 
 
 def simpler(axis: Axis, value: Value) -> tuple[Value, ...]:

@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -42,6 +43,7 @@ class Verdict:
 
     point: Point
     layout: RunLayout
+    reference: RunLayout
     outcome: str
     reason: str = ""
     findings: list[SeenFinding] = field(default_factory=list)
@@ -50,122 +52,96 @@ class Verdict:
 class _Prepared(NamedTuple):
     truth: Reference
     options: RunOptions
-    folder: Path
+    folder: str
 
 
 class Verdicts:
-    """Runs points of a space, each once; a reference is run twice when the first layout beside it needs it."""
+    """Runs points of a space, each once; a reference is run twice when the first layout beside it needs it.
 
-    def __init__(self, space: Space, options: RunOptions, folder: Path):
-        self.space, self._options, self._folder = space, options, folder
+    ``until_s``: when the search's minutes are over, by ``time.monotonic``.
+    """
+
+    def __init__(self, space: Space, options: RunOptions, folder: Path, until_s: float):
         self.known: dict[tuple[Value, ...], Verdict] = {}
-        self._references: dict[tuple[Value, ...], _Prepared | str] = {}
-        self._number = 0
-        self.failed_reference = ""  # why a reference could not be run: the first that could not
+        self.failed: dict[tuple[Value, ...], str] = {}  # references that could not be run, with the reason
+        self._space, self._options, self._folder = space, replace(options, until_s=until_s), folder
+        self._references: dict[tuple[Value, ...], _Prepared] = {}
 
-    def verdict(self, point: Point, until_s: float) -> Verdict:
+    def verdict(self, point: Point) -> Verdict:
         """Returns the verdict on a legal point.
 
-        Args:
-            until_s: when the search's minutes are over, by ``time.monotonic``.
-
         Raises:
-            OutOfTime: they are over before it is known.
+            OutOfTime: the minutes are over before it is known.
         """
         key = tuple(point.values())
         if key not in self.known:
-            self.known[key] = self._run(point, until_s)
+            self._require_time()
+            self.known[key] = self._run(point)
         return self.known[key]
 
     def nearest_right(self, point: Mapping[str, Value]) -> RunLayout | None:
         """Returns the layout that trains alike and differs from this one in the fewest values; None where none does."""
         right = [verdict for verdict in self.known.values() if verdict.outcome == ALIKE]
+        along = {axis.name for axis in self._space.axes if axis.kind == LAYOUT}
 
         def distance(verdict: Verdict) -> tuple[int, int, int]:
-            differing = verdict.point.items() - point.items()
-            shared = sum(axis.kind != LAYOUT for axis in self.space.axes if axis.name in dict(differing))
-            return shared, len(differing), -verdict.layout.ranks
+            differing = [name for name, value in verdict.point.items() if value != point[name]]
+            return sum(name not in along for name in differing), len(differing), -verdict.layout.ranks
 
         return min(right, key=distance).layout if right else None
 
-    def _run(self, point: Point, until_s: float) -> Verdict:
-        layout = self.space.layout(point)
-        try:
-            prepared = self._reference(self.space.reference_of(point), until_s)
-        except ProveError as error:
-            self.failed_reference = self.failed_reference or str(error)
-            return Verdict(point, layout, REFUSED, str(error))
-        folder = self._next_folder()
-        try:
-            with _quiet():
-                return _verdict(point, layout, prepared, folder, until_s)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-
-    def _reference(self, point: Point, until_s: float) -> _Prepared:
-        key = tuple(point.values())
-        if key not in self._references:
-            folder, options = self._next_folder(), replace(self._options, steps=int(point["steps"]))
+    def _run(self, point: Point) -> Verdict:
+        reference_point = self._space.reference_of(point)
+        verdict = Verdict(point, self._space.layout(point), self._space.layout(reference_point), REFUSED)
+        with tempfile.TemporaryDirectory(dir=self._folder, ignore_cleanup_errors=True) as folder, _quiet():
             try:
-                with _quiet():
-                    truth, options, _ = proof.prepare_reference(
-                        self.space.layout(point), _limited(options, until_s), folder
-                    )
-                self._references[key] = _Prepared(truth, replace(options, timeout_s=self._options.timeout_s), folder)
+                truth, options, _ = self._reference(reference_point, verdict.reference)
+            except ProveError as error:
+                return replace(verdict, reason=str(error))
+            run = runs.run_layout(verdict.layout, options, Path(folder))
+            if run.timed_out:
+                self._require_time()
+            refused = run.raised and not any(Path(folder).glob("step*"))
+            try:
+                compared = proof.compare_run(truth, run, options, Path(folder))
+            except ProveError as error:
+                refused = refused or not (run.error or run.steps)
+                return replace(verdict, outcome=REFUSED if refused else FAILED, reason=str(error))
+            if compared.in_part and verdict.layout.ranks > 1 and all(record.alone for record in run.records):
+                return replace(verdict, reason=compared.in_part)  # it is no parallel training
+            result, _ = proof.result_of(run, compared, options)
+            if result.error:
+                return replace(verdict, outcome=FAILED, reason=result.error)
+            kinds = {row.module: row.kind for row in compared.model.rows} if compared.model else {}
+            seen = [
+                SeenFinding(finding, kinds.get(finding.module, ""),
+                            None if options.sketched else evidence_of(finding, truth, run, compared))
+                for finding in result.findings
+            ]  # fmt: skip
+            return replace(verdict, outcome=PARTED if seen else ALIKE, findings=seen)
+
+    def _reference(self, point: Point, layout: RunLayout) -> _Prepared:
+        key = tuple(point.values())
+        if key in self.failed:
+            raise ProveError(self.failed[key])
+        if key not in self._references:
+            options, folder = replace(self._options, steps=int(point["steps"])), tempfile.mkdtemp(dir=self._folder)
+            try:
+                truth, options, _ = proof.prepare_reference(layout, options, Path(folder))
             except ProveError as error:
                 shutil.rmtree(folder, ignore_errors=True)
-                if time.monotonic() >= until_s:
-                    raise OutOfTime from None
-                self._references[key] = str(error)
-        prepared = self._references.pop(key)
-        self._references[key] = prepared  # the last one used stands last
-        if isinstance(prepared, str):
-            raise ProveError(prepared)
-        kept = [key for key, value in self._references.items() if not isinstance(value, str)]
-        for old in kept[:-KEPT]:
-            dropped = self._references.pop(old)
-            shutil.rmtree(dropped.folder if isinstance(dropped, _Prepared) else "", ignore_errors=True)
+                self._require_time()
+                self.failed[key] = str(error)
+                raise
+            self._references[key] = _Prepared(truth, options, folder)
+        prepared = self._references[key] = self._references.pop(key)  # the last one used stands last
+        for old in [*self._references][:-KEPT]:
+            shutil.rmtree(self._references.pop(old).folder, ignore_errors=True)
         return prepared
 
-    def _next_folder(self) -> Path:
-        self._number += 1
-        return self._folder / str(self._number)
-
-
-def _limited(options: RunOptions, until_s: float) -> RunOptions:
-    """Returns the options with a time limit that the search's end cuts short.
-
-    Raises:
-        OutOfTime: it is over.
-    """
-    left_s = until_s - time.monotonic()
-    if left_s <= 0:
-        raise OutOfTime
-    return replace(options, timeout_s=min(options.timeout_s, left_s))
-
-
-def _verdict(point: Point, layout: RunLayout, prepared: _Prepared, folder: Path, until_s: float) -> Verdict:
-    truth, options = prepared.truth, _limited(prepared.options, until_s)
-    run = runs.run_layout(layout, options, folder)
-    if run.timed_out and time.monotonic() >= until_s:
-        raise OutOfTime
-    refused = run.raised and not any(folder.glob("step*"))
-    try:
-        compared = proof.compare_run(truth, run, options, folder)
-    except ProveError as error:
-        return Verdict(point, layout, REFUSED if refused or not (run.error or run.steps) else FAILED, str(error))
-    if compared.in_part and layout.ranks > 1 and all(record.alone for record in run.records):
-        return Verdict(point, layout, REFUSED, compared.in_part)  # it is no parallel training
-    result, _ = proof.result_of(run, compared, options)
-    if result.error:
-        return Verdict(point, layout, FAILED, result.error)
-    kinds = {row.module: row.kind for row in compared.model.rows} if compared.model else {}
-    seen = [
-        SeenFinding(finding, kinds.get(finding.module, ""),
-                    None if options.sketched else evidence_of(finding, truth, run, compared))
-        for finding in result.findings
-    ]  # fmt: skip
-    return Verdict(point, layout, PARTED if seen else ALIKE, "", seen)
+    def _require_time(self) -> None:
+        if time.monotonic() >= self._options.until_s:
+            raise OutOfTime
 
 
 @contextlib.contextmanager

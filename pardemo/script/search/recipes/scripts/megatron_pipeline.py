@@ -9,8 +9,11 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_mtp_block_spec
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.core.ssm import gated_delta_net
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from megatron.core.tensor_parallel.random import initialize_rng_tracker
-from megatron.core.transformer import MLATransformerConfig, TransformerConfig, multi_latent_attention
+from megatron.core.transformer import MLATransformerConfig, ModuleSpec, TransformerConfig, multi_latent_attention
+from megatron.core.transformer.torch_norm import WrappedTorchNorm
 
 # vpp: stages of the model on each rank; layout: which layers each stage has, of E, t, m and L; optimizer: sgd or adam,
 # the library's, or plain, torch's
@@ -36,6 +39,9 @@ parallel_state.initialize_model_parallel(
 initialize_rng_tracker(inference_rng_tracker=True, force_reset=True)
 latent = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_head_dim": 8, "qk_pos_emb_head_dim": 4, "v_head_dim": 4,
           "rope_type": "rope", "normalization": "RMSNorm"}  # fmt: skip
+delta = {"experimental_attention_variant": "gated_delta_net", "linear_attention_freq": 1, "linear_conv_kernel_dim": 2,
+         "linear_key_head_dim": 4, "linear_value_head_dim": 4, "linear_num_key_heads": 4, "linear_num_value_heads": 4,
+         "deterministic_mode": True}  # fmt: skip
 config = (MLATransformerConfig if "latent" in way else TransformerConfig)(
     **shared.BASE, num_layers=args.layers, tensor_model_parallel_size=args.tp,
     pipeline_model_parallel_size=args.pp, virtual_pipeline_model_parallel_size=virtual,
@@ -48,6 +54,7 @@ config = (MLATransformerConfig if "latent" in way else TransformerConfig)(
     **(shared.GATED if "gated" in way else {}),
     cross_entropy_loss_fusion="fused" in way,
     num_query_groups=4 if "latent" in way else 1 if "group" in way else 2, **(latent if "latent" in way else {}),
+    **(delta if "delta" in way else {}),
 )  # fmt: skip
 spec = get_gpt_layer_local_spec(None, False, "qknorm" in way, "latent" in way,
                                 normalization="RMSNorm" if "latent" in way else None)  # fmt: skip
@@ -56,6 +63,10 @@ spec = get_gpt_layer_local_spec(None, False, "qknorm" in way, "latent" in way,
 if "latent" in way:
     multi_latent_attention.HAVE_TE = False  # it says True without Transformer Engine, and then raises
     spec.submodules.self_attention.submodules.core_attention = shared.Core
+if "delta" in way:  # in plain torch, as its deterministic mode is but for this norm
+    gated_delta_net.HAVE_FLA, gated_delta_net.l2norm = True, torch.nn.functional.normalize
+    parts = gated_delta_net.GatedDeltaNetSubmodules(ColumnParallelLinear, WrappedTorchNorm, RowParallelLinear)
+    spec.submodules.self_attention = ModuleSpec(gated_delta_net.GatedDeltaNet, submodules=parts)
 
 
 def part(stage: int | None) -> GPTModel:
@@ -66,6 +77,7 @@ def part(stage: int | None) -> GPTModel:
     return GPTModel(
         config, spec, vocab_size=32, max_sequence_length=6, pre_process=first, post_process=last, vp_stage=stage,
         share_embeddings_and_output_weights="tied" in way, mtp_block_spec=mtp,
+        parallel_output="gathered" not in way or args.tp == 1,  # on one rank it gives a view, which the loss refuses
         position_embedding_type="rope" if way & {"mtp", "latent"} else "learned_absolute",
     )  # fmt: skip
 

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from common import show
 from megatron.core import parallel_state
 from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
+from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 
 #: Of each model, as TransformerConfig has it; and what a latent attention has more.
@@ -56,6 +57,15 @@ def whole_name(part: torch.nn.Module, name: str, tied: bool) -> str:
     return name
 
 
+def rows_of(name: str, rows: int, gated: bool) -> list[int]:
+    """Returns the rows of each of the matrices that a parameter consists of."""
+    if gated and "linear_fc1" in name:  # gates and others
+        return [rows // 2] * 2
+    if "self_attention.in_proj" in name:  # of a gated delta net: queries, keys, values, gates, beta, alpha
+        return [rows * 2 // 9] * 4 + [rows // 18] * 2
+    return [rows // 3] * 3 if "conv1d" in name else [rows]
+
+
 @torch.no_grad()
 def fill(name: str, parameter: torch.nn.Parameter, cut: int, size: int, part: int, gated: bool) -> None:
     """Gives a parameter its part of values that depend on the name and on the whole shape alone.
@@ -69,15 +79,15 @@ def fill(name: str, parameter: torch.nn.Parameter, cut: int, size: int, part: in
     generator = torch.Generator().manual_seed(sum(i * ord(c) for i, c in enumerate(name, 1)))
     around, wide = 1.0 if "norm" in name and "weight" in name else 0.0, 0.5 if "router" in name else 0.1
     full = torch.randn(shape, generator=generator) * wide + around
-    if gated and "linear_fc1" in name:  # each rank has its part of the gates, then of the others
-        gates, others = (half.chunk(size) for half in full.chunk(2))
-        full = torch.cat([part for pair in zip(gates, others, strict=True) for part in pair])
+    if cut == 0:  # of several matrices in one parameter each rank has its part of each
+        matrices = [matrix.chunk(size) for matrix in full.split(rows_of(name, len(full), gated))]
+        full = torch.cat([part for parts in zip(*matrices, strict=True) for part in parts])
     parameter.copy_(full.chunk(size, cut)[part] if cut >= 0 else full)
 
 
 def cut_of(parameter: torch.nn.Parameter) -> int:
     """The axis along which a parameter is cut over tensor-parallel ranks, −1 where it is whole."""
-    return getattr(parameter, "partition_dim", -1) if getattr(parameter, "tensor_model_parallel", False) else -1
+    return getattr(parameter, "partition_dim", 0) if getattr(parameter, "tensor_model_parallel", False) else -1
 
 
 def loss_of(way: set[str], mask, losses):
@@ -95,8 +105,12 @@ def forward(way: set[str], batches, chunk):
     length = tokens.shape[1] - 1
     positions = torch.arange(length).expand(len(tokens), length).contiguous()
     triangle = torch.ones(1, 1, length, length, dtype=torch.bool).triu(1)
-    losses = chunk(tokens[:, :-1].contiguous(), positions, triangle, labels=tokens[:, 1:].contiguous(),
-                   **({"loss_mask": mask.clone()} if "mtp" in way else {}))  # fmt: skip
+    labels = tokens[:, 1:].contiguous()
+    losses = chunk(tokens[:, :-1].contiguous(), positions, triangle, labels=None if "smoothed" in way else labels,
+                   **({"loss_mask": mask.clone()} if "mtp" in way else {}),
+                   **({"padding_mask": mask == 0} if "padded" in way else {}))  # fmt: skip
+    if "smoothed" in way and chunk.module.post_process:  # the model gave logits
+        losses = vocab_parallel_cross_entropy(losses, labels, label_smoothing=0.1)
     return losses, partial(loss_of, way, mask)
 
 
