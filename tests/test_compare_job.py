@@ -219,6 +219,36 @@ def test_a_job_of_more_ranks_and_layers_is_held_against_the_groups_of_the_same_r
     assert {key[0]: traffic.calls for key, traffic in made.more.items()} == {"all-to-all": 3}
 
 
+def test_messages_of_a_pipeline_are_one_role_with_the_ranks_of_both_ends(tmp_path):
+    stage = [("send", (0, 1), 64, "float32", "train.py:5"), ("receive", (1, 0), 64, "float32", "train.py:6")]
+    last = [("receive", (0, 1), 64, "float32", "train.py:5"), ("send", (1, 0), 64, "float32", "train.py:6")]
+    rehearsed = rehearsal(tmp_path / "rehearsed", [stage, last], {"PP": [(0, 1)]})
+    for rank, kinds in ((4, ("send 0->1", "recv 0<-1")), (6, ("recv 1<-0", "send 1->0"))):
+        entries = [entry(n, kind, 16, "pp", p2p=True) for n, kind in enumerate(3 * kinds, 7)]
+        entries.append(entry(20, "coalesced", 16, "pp"))  # a group of messages, which has entries of their own
+        dump(tmp_path / f"rank_{rank}", entries, {"pp": (4, 6)})
+    made = compare_job(rehearsed, [str(tmp_path / f"rank_{rank}") for rank in (4, 6)], False)
+    partings = made.partings["flight recorder"]
+    assert (partings.compared, partings.first, partings.calls) == (["messages"], {}, 12)
+    assert [(call.kind, call.ranks, call.line) for call in made.job.recorders[6].calls[:2]] == [
+        ("receive", (4, 6), "train.py:5"), ("send", (6, 4), "train.py:6")
+    ]  # fmt: skip
+
+
+def test_a_call_of_the_first_steps_is_new_in_a_trace_of_later_ones(tmp_path):
+    rehearsed = rehearsal(
+        tmp_path / "r", [[("all-reduce", (0, 1), 64, "float32", "train.py:5")]] * 2, {"DDP": [(0, 1)]}
+    )
+    with (rehearsed / "calls.csv").open("a", newline="") as file:  # of the first step, as DDP's of its buckets
+        csv.writer(file).writerows(
+            [rank, 99, "broadcast", "g", "0 1", 99, "", "float32", 8, "train.py:2", "", "", 0, 0, 0, "over"]
+            for rank in (0, 1)
+        )
+    operators = [("record_param_comms", n, noted(n, "broadcast")) for n in range(5)]
+    made = compare_job(rehearsed, [trace(tmp_path / "t0.gz", 0, [], operators)], False)
+    assert [(each.number, each.call.kind) for each in made.partings["trace"].parts] == [(0, "broadcast")]
+
+
 def test_a_job_that_stands_still_says_who_waits_for_whom(tmp_path):
     programs = [[("all-reduce", (0, 1, 2), 4096, "float32", "train.py:3")] * 2] * 3
     rehearsed = rehearsal(tmp_path / "rehearsed", programs, {"DDP": [(0, 1, 2)]})

@@ -32,9 +32,7 @@ _PRODUCTS = {"aten::mm": (0, 1), "aten::addmm": (1, 2), "aten::bmm": (0, 1), "at
 _FRAME = re.compile(r"([^<>]+\.py)\((\d+)\): ")
 _LIBRARIES = {"torch", "numpy", "triton", *sys.stdlib_module_names}
 _SEVERAL = re.compile(r"rank (\d+)$")  # a process of a file that joins several ranks' traces
-
-
-#: How names of kernels begin that multiply matrices, or what they have in them.
+#: Parts of the names of kernels that multiply matrices.
 _MULTIPLIES = re.compile("gemm|nvjet|cutlass|xmma|Cijk", re.IGNORECASE)
 
 
@@ -197,7 +195,7 @@ def _call(started: Mapping[str, Any], groups: Mapping[str, tuple[int, ...]], bas
     line = lines.at(started["tid"], started["ts"])
     group, ranks = str(more.get("Process Group Name", "")), tuple[int, ...]()
     if started["name"] != _NOTED:  # gloo's: its group is not in the trace
-        kind, dtype, nbytes = collective_kind(started["name"]), "", -_elements(more)
+        kind, dtype, nbytes = collective_kind(started["name"]), "", -(_elements(more) or 1)
         if len(set(groups.values())) == 1:
             ranks = next(iter(groups.values()))
     else:
@@ -211,8 +209,8 @@ def _call(started: Mapping[str, Any], groups: Mapping[str, tuple[int, ...]], bas
         if kind in ("send", "receive") and "Dst Rank" in more:
             ends = int(more.get("Src Rank", -1)), int(more["Dst Rank"])
             ranks = tuple(ranks[end] if 0 <= end < len(ranks) else end for end in ends)
-        if kind == "barrier":
-            dtype, nbytes = "", 0
+    if kind == "barrier":
+        dtype, nbytes = "", 0
     return JobCall(
         kind=kind, ranks=ranks, number=int(more.get("Seq", 0)) - 1, group=group, nbytes=nbytes, shape=(), dtype=dtype,
         line=line, module="", phase="", step=0, begin_s=begin_s, end_s=begin_s,

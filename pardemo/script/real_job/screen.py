@@ -72,7 +72,8 @@ def _standstill(compared: JobComparison) -> Section:
     if compared.standstill is None:
         return Section("standstill", "Calls that are not over")
     lines = compared.standstill.details.splitlines()
-    return Section("standstill", "Calls that are not over", compared.standstill.line, [Lines(lines, "p")])
+    lead = f"{compared.standstill.line} (counted from the first call that all dumps have)"
+    return Section("standstill", "Calls that are not over", lead, [Lines(lines, "p")])
 
 
 def _not_predicted(compared: JobComparison) -> Section:

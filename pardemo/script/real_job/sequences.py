@@ -25,7 +25,9 @@ class Expected:
         self.places = len(before) + len(period)
 
     def __getitem__(self, number: int) -> LoggedCall | None:
-        """Returns a call; None behind the last one of a rehearsal whose measured steps have none."""
+        """Returns a call; None at −1, and behind the last one of a rehearsal whose measured steps have none."""
+        if number < 0:
+            return None
         if number < len(self.before):
             return self.before[number]
         return self.period[(number - len(self.before)) % len(self.period)] if self.period else None
