@@ -62,18 +62,14 @@ def find_waits(records: Mapping[int, RankRecord]) -> Waits | None:
     shared, by_lengths = (timed, True) if timed else (shared, False)
     made = Waits(len(shared), by_lengths, Counter(), defaultdict(Counter), None)
     for calls in shared:
-        if by_lengths:
-            last = min(calls, key=lambda rank: calls[rank].lasted_s or 0.0)
-            waits = {rank: (call.lasted_s or 0.0) - (calls[last].lasted_s or 0.0) for rank, call in calls.items()}
-        else:
-            last = max(calls, key=lambda rank: calls[rank].begin_s)
-            waits = {rank: calls[last].begin_s - call.begin_s for rank, call in calls.items()}
+        came = {rank: -(call.lasted_s or 0.0) if by_lengths else call.begin_s for rank, call in calls.items()}
+        last = max(came, key=lambda rank: came[rank])
         made.last[last] += 1
-        for rank, seconds in waits.items():
-            if rank != last:
-                made.waited_s[rank][last] += seconds  # type: ignore[index]
-                if made.longest is None or seconds > made.longest.seconds:
-                    made.longest = LongestWait(rank, last, seconds, calls[rank].kind, calls[last].line)
+        for rank in came.keys() - {last}:
+            seconds = came[last] - came[rank]
+            made.waited_s[rank][last] += seconds  # type: ignore[index]
+            if made.longest is None or seconds > made.longest.seconds:
+                made.longest = LongestWait(rank, last, seconds, calls[rank].kind, calls[last].line)
     return made
 
 
