@@ -92,16 +92,17 @@ def profile_fields(records: Mapping[int, RankRecord]) -> dict[str, Any]:
     device = next((record.device for record in records.values() if record.device.name), None)
     rate = product_rate(records)
     if device is None:
-        raise ValueError("--profile needs traces of GPUs: these name none")
+        raise ValueError("a profile needs traces of GPUs: these name none")
     if rate is None:
-        raise ValueError("--profile needs matrix multiplications with shapes: profile with record_shapes=True")
+        raise ValueError("a profile needs matrix multiplications with shapes: trace with record_shapes=True")
     copies = [each for record in records.values() if record.timing for each in record.timing.copies]
     copied = [2 * nbytes / seconds for nbytes, seconds in copies if nbytes >= _COPY]
     peak_flops, source = find_peak_flops(device.name, rate)
-    table = next((gpu for gpu in hardware.GPUS.values() if gpu.flops == peak_flops), None)
+    alike = [gpu for gpu in hardware.GPUS.values() if gpu.flops == peak_flops]
+    table = min(alike, key=lambda gpu: abs(gpu.memory_bytes - device.memory_bytes), default=None)
     memory_rate = median(copied) if copied else table.memory_bytes_per_s if table else None
     if memory_rate is None:
-        raise ValueError(f"--profile needs a copy of {_COPY >> 20} MiB in a trace, or a GPU of the planner's table: "
+        raise ValueError(f"a profile needs a copy of {_COPY >> 20} MiB in a trace, or a GPU of the planner's table: "
                          f"{device.name} is not there")  # fmt: skip
     fields: dict[str, Any] = {
         "name": device.name, "memory_gib": _short(device.memory_bytes / 2**30),
