@@ -14,11 +14,16 @@ import time
 import pytest
 
 from pardemo import cli
+from pardemo.book.chapters.trace import measurements
 from pardemo.meters.coverage import Coverage
 from pardemo.meters.event_stream import EventStream
 from pardemo.planner import profile
 from pardemo.script.hangs.journal import COLUMNS
+from pardemo.script.hangs.standstill import call_text
+from pardemo.script.job_files.flight_recorder import record_of
 from pardemo.script.job_files.reading import read_job
+from pardemo.script.job_files.records import Device, RankRecord, Timing, ranks_of
+from pardemo.script.real_job import machine_profile
 from pardemo.script.real_job.comparison import compare_job
 from pardemo.script.real_job.screen import comparison_screen
 
@@ -325,6 +330,42 @@ def test_exposed_time_waits_and_rates_of_a_gpu_are_those_of_its_kernels(tmp_path
     assert profile.load_profile(file).gpu.reachable == pytest.approx(119.5e12)
     assert json.loads(file.read_text())["inside"] == {"gb_per_s": 223.7, "latency_us": 10.0}
     assert cli.main(["compare", str(rehearsed), str(tmp_path / "t0.gz"), "--profile", str(file)]) == 0
+    capsys.readouterr()
+
+    plan = ["plan", "--search", "--model", "qwen2.5-0.5b", "--gpus", "2", "--measured", *paths]
+    assert cli.main(plan) == 0
+    planned = capsys.readouterr().out
+    assert "NVIDIA H100" in planned
+    assert "rates of the machine: traces of 2 ranks" in planned
+    assert cli.main([*plan, "--gpu", "H100"]) == 2
+    assert "--measured's traces say the GPU and its rates; leave out --gpu" in capsys.readouterr().err
+    (tmp_path / "t2.gz").write_bytes(gzip.compress(b"{}"))
+    assert cli.main([*plan, str(tmp_path / "t2.gz")]) == 2
+    assert "t2.gz: it is JSON, and not a flight recorder dump" in capsys.readouterr().err
+
+
+def test_a_public_trace_is_read_as_holistic_trace_analysis_reads_it():
+    (record,) = read_job([str(measurements.PUBLIC_TRACE)]).traces.values()
+    assert record.timing.overlap == pytest.approx(0.1561, abs=5e-5)
+    sums = [call for call in record.calls if call.kind == "all-reduce"]
+    assert sum(call.nbytes for call in sums) == 3 * 4 * 25_557_032, "ResNet-50's gradients in three steps"
+    rows = measurements.bucket_rows(sums)
+    assert [row["bucket"] for row in rows] == ["8.2 MB", "31.5 MB", "26.3 MB", "26.6 MB", "9.7 MB"]
+    assert rows[1] == {"bucket": "31.5 MB", "ms, step by step": "2.4, 2.7, 6.0", "exposed": "80 %",
+                       "at best": "13.0 GB/s"}  # fmt: skip
+
+
+def test_a_copy_that_no_trace_has_is_as_quick_as_that_of_the_gpu_of_this_memory():
+    timing = Timing(1.0, 0.0, 0.0, 1.0, {}, 1, [(1e12, 0.01)], [], True)
+    record = RankRecord(0, [], 1, timing, Device("NVIDIA A100-SXM4-40GB", 42_297_524_224, 8))
+    assert machine_profile.profile_fields({0: record})["memory_gb_per_s"] == 1555
+
+
+def test_what_a_file_does_not_say_is_left_out():
+    assert [ranks_of(text) for text in ("[0, 1]", "[0,,01]", "[0, 1, ...]", None)] == [(0, 1), (0, 1), (), ()]
+    call = record_of(0, [entry(1, "all_reduce", 4, dtype="Strange")], {"0": {"ranks": "[0, 1]"}}).calls[0]
+    assert call.nbytes == -1
+    assert call_text(call) == "all-reduce 1 of ranks 0, 1, at no line"
 
 
 def test_memory_beyond_the_plan_is_told_by_kind(tmp_path, capsys):
