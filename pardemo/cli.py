@@ -146,7 +146,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor.set_defaults(action=_doctor)
 
     headlines.add_data(commands)
-    planner.add_plan(commands)
+    planner.add_plan(commands, compare_command.profile_of_traces)
     script_command.add_measure(commands)
     script_command.add_prove(commands)
     compare_command.add_compare(commands)

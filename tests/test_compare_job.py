@@ -14,11 +14,16 @@ import time
 import pytest
 
 from pardemo import cli
+from pardemo.book.chapters.trace import measurements
 from pardemo.meters.coverage import Coverage
 from pardemo.meters.event_stream import EventStream
 from pardemo.planner import profile
 from pardemo.script.hangs.journal import COLUMNS
+from pardemo.script.hangs.standstill import call_text
+from pardemo.script.job_files.flight_recorder import record_of
 from pardemo.script.job_files.reading import read_job
+from pardemo.script.job_files.records import Device, RankRecord, Timing, ranks_of
+from pardemo.script.real_job import machine_profile
 from pardemo.script.real_job.comparison import compare_job
 from pardemo.script.real_job.screen import comparison_screen
 
@@ -219,6 +224,36 @@ def test_a_job_of_more_ranks_and_layers_is_held_against_the_groups_of_the_same_r
     assert {key[0]: traffic.calls for key, traffic in made.more.items()} == {"all-to-all": 3}
 
 
+def test_messages_of_a_pipeline_are_one_role_with_the_ranks_of_both_ends(tmp_path):
+    stage = [("send", (0, 1), 64, "float32", "train.py:5"), ("receive", (1, 0), 64, "float32", "train.py:6")]
+    last = [("receive", (0, 1), 64, "float32", "train.py:5"), ("send", (1, 0), 64, "float32", "train.py:6")]
+    rehearsed = rehearsal(tmp_path / "rehearsed", [stage, last], {"PP": [(0, 1)]})
+    for rank, kinds in ((4, ("send 0->1", "recv 0<-1")), (6, ("recv 1<-0", "send 1->0"))):
+        entries = [entry(n, kind, 16, "pp", p2p=True) for n, kind in enumerate(3 * kinds, 7)]
+        entries.append(entry(20, "coalesced", 16, "pp"))  # a group of messages, which has entries of their own
+        dump(tmp_path / f"rank_{rank}", entries, {"pp": (4, 6)})
+    made = compare_job(rehearsed, [str(tmp_path / f"rank_{rank}") for rank in (4, 6)], False)
+    partings = made.partings["flight recorder"]
+    assert (partings.compared, partings.first, partings.calls) == (["messages"], {}, 12)
+    assert [(call.kind, call.ranks, call.line) for call in made.job.recorders[6].calls[:2]] == [
+        ("receive", (4, 6), "train.py:5"), ("send", (6, 4), "train.py:6")
+    ]  # fmt: skip
+
+
+def test_a_call_of_the_first_steps_is_new_in_a_trace_of_later_ones(tmp_path):
+    rehearsed = rehearsal(
+        tmp_path / "r", [[("all-reduce", (0, 1), 64, "float32", "train.py:5")]] * 2, {"DDP": [(0, 1)]}
+    )
+    with (rehearsed / "calls.csv").open("a", newline="") as file:  # of the first step, as DDP's of its buckets
+        csv.writer(file).writerows(
+            [rank, 99, "broadcast", "g", "0 1", 99, "", "float32", 8, "train.py:2", "", "", 0, 0, 0, "over"]
+            for rank in (0, 1)
+        )
+    operators = [("record_param_comms", n, noted(n, "broadcast")) for n in range(5)]
+    made = compare_job(rehearsed, [trace(tmp_path / "t0.gz", 0, [], operators)], False)
+    assert [(each.number, each.call.kind) for each in made.partings["trace"].parts] == [(0, "broadcast")]
+
+
 def test_a_job_that_stands_still_says_who_waits_for_whom(tmp_path):
     programs = [[("all-reduce", (0, 1, 2), 4096, "float32", "train.py:3")] * 2] * 3
     rehearsed = rehearsal(tmp_path / "rehearsed", programs, {"DDP": [(0, 1, 2)]})
@@ -295,6 +330,42 @@ def test_exposed_time_waits_and_rates_of_a_gpu_are_those_of_its_kernels(tmp_path
     assert profile.load_profile(file).gpu.reachable == pytest.approx(119.5e12)
     assert json.loads(file.read_text())["inside"] == {"gb_per_s": 223.7, "latency_us": 10.0}
     assert cli.main(["compare", str(rehearsed), str(tmp_path / "t0.gz"), "--profile", str(file)]) == 0
+    capsys.readouterr()
+
+    plan = ["plan", "--search", "--model", "qwen2.5-0.5b", "--gpus", "2", "--measured", *paths]
+    assert cli.main(plan) == 0
+    planned = capsys.readouterr().out
+    assert "NVIDIA H100" in planned
+    assert "rates of the machine: traces of 2 ranks" in planned
+    assert cli.main([*plan, "--gpu", "H100"]) == 2
+    assert "--measured's traces say the GPU and its rates; leave out --gpu" in capsys.readouterr().err
+    (tmp_path / "t2.gz").write_bytes(gzip.compress(b"{}"))
+    assert cli.main([*plan, str(tmp_path / "t2.gz")]) == 2
+    assert "t2.gz: it is JSON, and not a flight recorder dump" in capsys.readouterr().err
+
+
+def test_a_public_trace_is_read_as_holistic_trace_analysis_reads_it():
+    (record,) = read_job([str(measurements.PUBLIC_TRACE)]).traces.values()
+    assert record.timing.overlap == pytest.approx(0.1561, abs=5e-5)
+    sums = [call for call in record.calls if call.kind == "all-reduce"]
+    assert sum(call.nbytes for call in sums) == 3 * 4 * 25_557_032, "ResNet-50's gradients in three steps"
+    rows = measurements.bucket_rows(sums)
+    assert [row["bucket"] for row in rows] == ["8.2 MB", "31.5 MB", "26.3 MB", "26.6 MB", "9.7 MB"]
+    assert rows[1] == {"bucket": "31.5 MB", "ms, step by step": "2.4, 2.7, 6.0", "exposed": "80 %",
+                       "at best": "13.0 GB/s"}  # fmt: skip
+
+
+def test_a_copy_that_no_trace_has_is_as_quick_as_that_of_the_gpu_of_this_memory():
+    timing = Timing(1.0, 0.0, 0.0, 1.0, {}, 1, [(1e12, 0.01)], [], True)
+    record = RankRecord(0, [], 1, timing, Device("NVIDIA A100-SXM4-40GB", 42_297_524_224, 8))
+    assert machine_profile.profile_fields({0: record})["memory_gb_per_s"] == 1555
+
+
+def test_what_a_file_does_not_say_is_left_out():
+    assert [ranks_of(text) for text in ("[0, 1]", "[0,,01]", "[0, 1, ...]", None)] == [(0, 1), (0, 1), (), ()]
+    call = record_of(0, [entry(1, "all_reduce", 4, dtype="Strange")], {"0": {"ranks": "[0, 1]"}}).calls[0]
+    assert call.nbytes == -1
+    assert call_text(call) == "all-reduce 1 of ranks 0, 1, at no line"
 
 
 def test_memory_beyond_the_plan_is_told_by_kind(tmp_path, capsys):

@@ -472,6 +472,10 @@ def test_pictures_of_a_trace_tell_their_numbers_in_words(out):
     assert told == "Two ranks on one clock; the first all-reduce's bar is on rank 0 30 ms, on rank 1 10 ms."
     told = figures.own_times({"aten::mm": 0.03, "backward": 0.01}, {"aten::mm": 0.03, "backward": 0.07}).alt
     assert told == "Own time by name, ms: mm 30.0, backward 10.0."
+    phases = [bar("ProfilerStep#5", 0, 100, "user_annotation"), bar("## backward ##", 0, 80, "user_annotation")]
+    kernels = [bar("gemm", 10, 40, "kernel"), bar("ncclKernel_Sum", 30, 60, "kernel"), bar("late", 110, 120, "kernel")]
+    told = figures.step_of_a_gpu([*phases, *kernels], "ProfilerStep#5").alt
+    assert told == "A step of 100 ms on a GPU: 1 kernels with gaps; 1 of nccl's, of which 20 ms are exposed."
 
 
 def test_pictures_of_optimizers_tell_their_numbers_in_words(out):

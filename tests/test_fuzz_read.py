@@ -280,6 +280,11 @@ def test_files_of_a_job_may_hold_anything(tmp_path):
     events = [{"action": "alloc", "addr": 8, "size": 4, "frames": entry["frames"]}]
     plain = {"segments": [{"blocks": []}], "device_traces": [events]}
     fuzz(tmp_path / "memory_0", pickle.dumps(plain), read_of_a_job, plain, pickle.dumps, inside=True)
+    log = b"""[titan] 2026-09-01 10:00:02,000 - step: 2  loss: 7.1  memory: 48.87GiB(51.44%)  tps: 4,376  tflops: 253.41
+ [2026-09-01 10:00:04.000000] iteration 3/ 500 | elapsed time per iteration (ms): 2000.0 | lm loss: 6.2E+00 |
+[Rank 0] (after 3 iterations) memory (MB) | allocated: 1.0 | max allocated: 2048.0 | reserved: 9
+"""
+    fuzz(tmp_path / "job.log", log, read_of_a_job, inside=True, kinds=0)
 
 
 def test_a_seal_may_hold_anything(tmp_path, monkeypatch):

@@ -147,7 +147,7 @@ def test_gpus_are_on_hosts_of_at_most_eight_or_a_rack_and_the_answer_says_so(gpu
 def test_each_option_goes_with_a_question():
     """A new option that nobody put into the table would be taken by every question."""
     parser = argparse.ArgumentParser()
-    command.add_plan(parser.add_subparsers())
+    command.add_plan(parser.add_subparsers(), dict)
     (plan,) = parser._subparsers._group_actions[0].choices.values()
     options = {action.dest for action in plan._actions} - {"help"}
     known = {name for takes in command.TAKES.values() for name in takes}

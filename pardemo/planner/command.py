@@ -4,6 +4,7 @@ import argparse
 import json
 import logging
 import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pardemo import argument_checks
@@ -85,8 +86,8 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 SHOWN = 20  # rows of the table
 
 
-def add_plan(commands: Any) -> None:
-    """Adds ``plan`` to the command line's parser."""
+def add_plan(commands: Any, profile_of_traces: Callable[[Sequence[str]], dict[str, Any]]) -> None:
+    """Adds ``plan`` to the command line's parser; ``profile_of_traces`` makes a profile's fields of files of a job."""
     plan = commands.add_parser(
         "plan", help="a full-size job before renting it: memory, time, money, configuration files"
     )
@@ -99,7 +100,7 @@ def add_plan(commands: Any) -> None:
         help=f"print all rows, not the first {SHOWN}; with --search all of the front of time and memory",
     )
     plan.add_argument("--json", action="store_true", help="print rows as JSON")
-    plan.set_defaults(action=_plan)
+    plan.set_defaults(action=_plan, profile_of_traces=profile_of_traces)
 
 
 def _plan(arguments: argparse.Namespace) -> int:
@@ -142,6 +143,8 @@ def question_of(arguments: argparse.Namespace) -> str:
     if foreign := [name for name in dict.fromkeys(every) if name in set_options and name not in TAKES[question]]:
         raise ValueError(_refusal(question, foreign))
     _check_numbers(arguments)
+    if arguments.gpu is not None and layout_command.traces_of(arguments):
+        raise ValueError("--measured's traces say the GPU and its rates; leave out --gpu")
     for name, value in LEFT_OUT.items():
         if getattr(arguments, name) is None and question != "--against":  # its files name their GPUs themselves
             setattr(arguments, name, value)

@@ -44,8 +44,9 @@ def add_layout_options(plan: argparse.ArgumentParser) -> None:
         "--precision", metavar="NAME", help="with --search, --explain: of the products, fp8, mxfp8 or nvfp4 (bf16)"
     )
     layouts.add_argument(
-        "--measured", metavar="RUNS.csv",
-        help="with --search, --explain: runs on your machine, by which times are corrected",
+        "--measured", nargs="+", metavar="FILE",
+        help="with --search, --explain: RUNS.csv on your machine, by which times are corrected, or traces of a job "
+        "there, whose rates are planned with",
     )  # fmt: skip
     layouts.add_argument("--picture", metavar="FILE", help="with --against: predicted against known, as PNG or SVG")
 
@@ -114,7 +115,11 @@ def job_of(arguments: argparse.Namespace) -> "Job":
         raise ValueError("--search and --explain need --gpus: how many in all")
     config = configurations.find_configuration(arguments.model)
     shape = replace(configurations.shape_of_config(config), name=Path(arguments.model).name)
-    gpu_profile = profile.find_profile(arguments.gpu, arguments.gpus)
+    if traces := traces_of(arguments):
+        gpu_profile = replace(profile.parse_profile(arguments.profile_of_traces(traces)), file="--measured")
+        profile.check_inside(gpu_profile, arguments.gpus)
+    else:
+        gpu_profile = profile.find_profile(arguments.gpu, arguments.gpus)
     machine = gpu_profile.machine(arguments.gpus, arguments.hosts, arguments.link)
     most = shape.positions or arguments.sequence or SEQUENCE
     if arguments.sequence and arguments.sequence > most:
@@ -124,6 +129,11 @@ def job_of(arguments: argparse.Namespace) -> "Job":
         precision=hardware.precision(arguments.precision or "bf16"),
         tuning=tuning_of(arguments.target, arguments.rank, config, shape),
     )  # fmt: skip
+
+
+def traces_of(arguments: argparse.Namespace) -> list[str]:
+    """Returns the files of --measured that are no table of runs: traces of torch's profiler, or folders of them."""
+    return [name for name in arguments.measured or () if name.endswith((".json", ".gz")) or Path(name).is_dir()]
 
 
 def tuning_of(target: str | None, rank: int | None, config: Any, shape: "Shape") -> "Tuning":
@@ -221,7 +231,7 @@ def _tell(
 
 
 def _corrected(arguments: argparse.Namespace) -> tuple["Job", str]:
-    """Returns the job, at the pace of the runs that --measured names, and a line that says so; "" without them.
+    """Returns the job, at the pace of the runs that --measured names, and lines that say so; "" without any.
 
     Raises:
         ValueError: as :func:`job_of`; what is to be written cannot be, which is said before anything is searched.
@@ -235,11 +245,13 @@ def _corrected(arguments: argparse.Namespace) -> tuple["Job", str]:
             "for Transformers' Trainer"
         )
     snapshot_file(arguments)
-    if not arguments.measured:
-        return job, ""
     left_out: list[str] = []
-    job, line = correct_seconds(job, _runs(Path(arguments.measured), None, left_out))
-    return job, "\n".join([line, *(f"left out: {each}" for each in left_out)])
+    traces = traces_of(arguments)
+    lines = [f"rates of the machine: {job.machine.gpu.source}"] if traces else []
+    if tables := [name for name in arguments.measured or () if name not in traces]:
+        job, line = correct_seconds(job, [run for name in tables for run in _runs(Path(name), None, left_out)])
+        lines.append(line)
+    return job, "\n".join([*lines, *(f"left out: {each}" for each in left_out)])
 
 
 def money_per_billion(arguments: argparse.Namespace, predicted: "PredictedStep") -> float | None:

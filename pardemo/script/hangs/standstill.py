@@ -141,8 +141,8 @@ def standstill_of(
 
 
 def call_text(call: LoggedCall) -> str:
-    """Describes a call: its kind, group, tensors and line."""
-    size = f", {call.nbytes:,} bytes"
+    """Describes a call: its kind, group, tensors and line; −1 bytes are not known."""
+    size = f", {call.nbytes:,} bytes" if call.nbytes >= 0 else ""
     if call.message or call.kind == "new_group":
         text = f"{_named_call(call)}{size * call.message}{at_line(call.line)}"
     else:

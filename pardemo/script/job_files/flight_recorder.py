@@ -26,7 +26,7 @@ def record_of(rank: int, entries: Iterable[Any], groups: Any) -> RankRecord:
         ValueError: an entry is none of the flight recorder's.
     """
     try:
-        ranks = {str(name): ranks_of(_field(group, "ranks")) for name, group in dict(groups or {}).items()}
+        ranks = {str(name): ranks_of(group.get("ranks")) for name, group in dict(groups or {}).items()}
         calls = [_call(rank, entry, ranks) for entry in entries if collective_kind(str(entry["profiling_name"]))]
     except (KeyError, TypeError, AttributeError, IndexError, ValueError, OverflowError) as error:
         raise ValueError(f"an entry that the flight recorder does not write: {error!r}") from None
@@ -49,7 +49,7 @@ def _call(rank: int, entry: Mapping[str, Any], groups: Mapping[str, tuple[int, .
     return JobCall(
         kind=kind, ranks=ranks, number=max(int(entry[number]) - 1, 0),
         group=DEFAULT if description == DEFAULT else name,
-        nbytes=0 if kind == "barrier" else size * max(sum(map(math.prod, inputs)), sum(map(math.prod, outputs))),
+        nbytes=0 if kind == "barrier" else size * max(sum(map(math.prod, inputs)), sum(map(math.prod, outputs))) or -1,
         shape=tuple(given[0]) if len(given) == 1 else tuple(map(math.prod, given[:8])),
         dtype="" if kind == "barrier" else dtype, line=_line(entry.get("frames") or ()), module="", phase="", step=0,
         begin_s=begin_s, end_s=(ended / 1e9 if ended else begin_s) if over else None,
@@ -78,7 +78,3 @@ def _line(frames: Iterable[Mapping[str, Any]]) -> str:
         if file.endswith(".py") and not any(folder in file for folder in _LIBRARIES):
             return f"{os.path.basename(file)}:{int(frame['line'])}"
     return ""
-
-
-def _field(group: Any, name: str) -> Any:
-    return group.get(name) if isinstance(group, Mapping) else group

@@ -33,19 +33,18 @@ def memory_of(rank: int, taken: Mapping[str, Any]) -> MemoryRecord:
     """
     try:
         events: list[Any] = max(taken["device_traces"], key=len, default=[])
-        alive = _alive_before(events, taken["segments"])
-        now = peak = sum(block.nbytes for block in alive.values())
-        fullest = 0  # after so many events
-        for number, (address, block) in enumerate(_changes(events)):
+        alive, changes = _alive_before(events, taken["segments"]), list(_changes(events))
+        begin, now = dict(alive), sum(block.nbytes for block in alive.values())
+        peak, fullest = now, 0  # after so many changes
+        for number, (address, block) in enumerate(changes, 1):
             before = alive.get(address)
             now += (block.nbytes if block else 0) - (before.nbytes if before else 0)
             _put(alive, address, block)
             if now > peak:
-                peak, fullest = now, number + 1
-        alive = _alive_before(events, taken["segments"])
-        for number, (address, block) in enumerate(_changes(events)):
-            if number < fullest:
-                _put(alive, address, block)
+                peak, fullest = now, number
+        alive = begin
+        for address, block in changes[:fullest]:
+            _put(alive, address, block)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"an entry that torch's memory snapshot does not have: {error!r}") from None
     record = MemoryRecord(rank, peak, Counter(), Counter())

@@ -24,15 +24,9 @@ def read_plain(path: Path) -> Any:
         raise ValueError(f"{path.name} has {size / 2**30:.1f} GiB: pickles of up to {LARGEST >> 30} GiB are read")
     try:
         return _PlainUnpickler(io.BytesIO(path.read_bytes())).load()
-    except _NotPlain as error:
-        raise ValueError(f"{path.name} is no plain pickle: {error}") from None
     except Exception as error:  # what broken bytes raise has no common class
-        text = " ".join(str(error).split())[:200]
-        raise ValueError(f"{path.name} is no whole pickle: {text or type(error).__name__}") from None
-
-
-class _NotPlain(Exception):
-    """Raised by what is no plain value."""
+        text = " ".join(str(error).split())[:200] or type(error).__name__
+        raise ValueError(f"{path.name} is no whole pickle of plain values: {text}") from None
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -41,9 +35,9 @@ class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         """Returns a set's class; refuses all other names, before anything is imported."""
         if (module, name) not in _SETS:
-            raise _NotPlain(f"it names {module}.{name}, which could run code")
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which could run code")
         return _SETS[module, name]
 
     def persistent_load(self, key: Any) -> Any:
         """Refuses what is stored elsewhere."""
-        raise _NotPlain("it names values that are stored elsewhere")
+        raise pickle.UnpicklingError("it names values that are stored elsewhere")

@@ -32,9 +32,7 @@ _PRODUCTS = {"aten::mm": (0, 1), "aten::addmm": (1, 2), "aten::bmm": (0, 1), "at
 _FRAME = re.compile(r"([^<>]+\.py)\((\d+)\): ")
 _LIBRARIES = {"torch", "numpy", "triton", *sys.stdlib_module_names}
 _SEVERAL = re.compile(r"rank (\d+)$")  # a process of a file that joins several ranks' traces
-
-
-#: How names of kernels begin that multiply matrices, or what they have in them.
+#: Parts of the names of kernels that multiply matrices.
 _MULTIPLIES = re.compile("gemm|nvjet|cutlass|xmma|Cijk", re.IGNORECASE)
 
 
@@ -81,10 +79,9 @@ class _RankEvents:
     """Collects one rank's events; times in microseconds."""
 
     def __init__(self) -> None:
-        self._computes = array("d"), array("d")  # begins and ends of kernels
-        self._operators = array("d"), array("d")  # of the processor's operators, as long as there is no kernel
-        self._kernels: list[_Kernel] = []
-        self._bars: list[_Kernel] = []
+        # of kernels; as long as there is none, of the processor's operators and gloo's bars
+        self._computes = array("d"), array("d")  # begins and ends
+        self._communicates: list[_Kernel] = []
         self._noted: list[dict[str, Any]] = []
         self._starts: list[dict[str, Any]] = []
         self._frames: dict[Any, list[tuple[float, float, str]]] = defaultdict(list)
@@ -109,23 +106,22 @@ class _RankEvents:
                 self._frames[event["tid"]].append((begin, end, f"{frame[1].rsplit('/', 1)[-1]}:{frame[2]}"))
         elif kind == "gpu_memcpy" and "DtoD" in name and more.get("bytes"):
             self._copies.append((float(more["bytes"]), (end - begin) / 1e6))
-        elif name.startswith("gloo:") and kind == "user_annotation":
+        elif name.startswith("gloo:") and kind == "user_annotation" and not self._has_kernels:
             dtype = str(next(iter(more.get("Input type") or []), ""))
-            self._bars.append(_Kernel(begin, end, collective_kind(name), -1, _elements(more), dtype))
+            self._communicates.append(_Kernel(begin, end, collective_kind(name), -1, _elements(more), dtype))
         elif name.startswith("ProfilerStep#"):
             self._steps.add(name)
 
     def _kernel(self, name: str, begin: float, end: float, more: Mapping[str, Any]) -> None:
         if not self._has_kernels:
-            self._has_kernels, self._operators = True, (array("d"), array("d"))
+            self._has_kernels, self._computes, self._communicates = True, (array("d"), array("d")), []
         launched_by = int(more.get("External id", more.get("external id", -1)))
         if "nccl" in name.lower():
             kind = collective_kind(str(more.get("Collective name", ""))) or collective_kind(name)
             elements, dtype = int(more.get("In msg nelems", -1)), str(more.get("dtype", ""))
-            self._kernels.append(_Kernel(begin, end, kind, launched_by, elements, dtype))
+            self._communicates.append(_Kernel(begin, end, kind, launched_by, elements, dtype))
             return
-        self._computes[0].append(begin)
-        self._computes[1].append(end)
+        self._compute(begin, end)
         if launched_by in self._flops or (launched_by >= 0 and _MULTIPLIES.search(name)):  # its operator may come later
             self._of_operator[launched_by] += (end - begin) / 1e6
 
@@ -138,13 +134,16 @@ class _RankEvents:
                 self._starts.append(started)
             return
         if not self._has_kernels:
-            self._operators[0].append(begin)
-            self._operators[1].append(end)
+            self._compute(begin, end)
         if name in _PRODUCTS and "External id" in more:
             shapes = list(more.get("Input Dims") or [])
             first, second = (shapes[at] if len(shapes) > at else [] for at in _PRODUCTS[name])
             if len(first) == len(second) > 1:
                 self._flops[int(more["External id"])] = 2.0 * prod(map(int, first)) * int(second[-1])
+
+    def _compute(self, begin: float, end: float) -> None:
+        self._computes[0].append(begin)
+        self._computes[1].append(end)
 
     def record(self, rank: int, fields: Mapping[str, Any]) -> RankRecord:
         """Makes the record of what was taken."""
@@ -154,11 +153,9 @@ class _RankEvents:
         started = sorted(self._noted or self._starts, key=lambda event: event["ts"])
         calls = [_call(event, groups, base_s, lines) for event in started]
         _count(calls)
-        computing = Coverage(*(self._computes if self._has_kernels else self._operators))
-        kernels = sorted(self._kernels if self._has_kernels else self._bars)
-        of_none = _give_kernels(
-            calls, [int(event["args"].get("External id", -1)) for event in started], kernels, computing
-        )
+        computing, kernels = Coverage(*self._computes), sorted(self._communicates)
+        numbers = [int(event["args"].get("External id", -1)) for event in started]
+        of_none = _give_kernels(calls, numbers, kernels, computing)
         communicating = Coverage([kernel.begin for kernel in kernels], [kernel.end for kernel in kernels])
         there = [coverage for coverage in (computing, communicating) if coverage.total]
         timing = Timing(
@@ -197,13 +194,13 @@ def _call(started: Mapping[str, Any], groups: Mapping[str, tuple[int, ...]], bas
     line = lines.at(started["tid"], started["ts"])
     group, ranks = str(more.get("Process Group Name", "")), tuple[int, ...]()
     if started["name"] != _NOTED:  # gloo's: its group is not in the trace
-        kind, dtype, nbytes = collective_kind(started["name"]), "", -_elements(more)
+        kind, dtype, nbytes = collective_kind(started["name"]), "", -(_elements(more) or 1)
         if len(set(groups.values())) == 1:
             ranks = next(iter(groups.values()))
     else:
         kind = collective_kind(str(more["Collective name"]))
         dtype, size = dtype_and_size(more.get("dtype", ""))
-        nbytes = size * max(int(more.get("In msg nelems", 0)), int(more.get("Out msg nelems", 0)))
+        nbytes = size * max(int(more.get("In msg nelems", 0)), int(more.get("Out msg nelems", 0))) or -1
         ranks = ranks_of(
             more.get("Process Group Ranks"), more.get("Global rank start"), more.get("Global rank stride"),
             more.get("Group size"),
@@ -211,8 +208,8 @@ def _call(started: Mapping[str, Any], groups: Mapping[str, tuple[int, ...]], bas
         if kind in ("send", "receive") and "Dst Rank" in more:
             ends = int(more.get("Src Rank", -1)), int(more["Dst Rank"])
             ranks = tuple(ranks[end] if 0 <= end < len(ranks) else end for end in ends)
-        if kind == "barrier":
-            dtype, nbytes = "", 0
+    if kind == "barrier":
+        dtype, nbytes = "", 0
     return JobCall(
         kind=kind, ranks=ranks, number=int(more.get("Seq", 0)) - 1, group=group, nbytes=nbytes, shape=(), dtype=dtype,
         line=line, module="", phase="", step=0, begin_s=begin_s, end_s=begin_s,

@@ -3,6 +3,7 @@
 import datetime
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 
 from pardemo.script.job_files.records import LoggedStep
 
@@ -31,11 +32,10 @@ def steps_of(lines: Iterable[str]) -> list[LoggedStep]:
         plain = _COLOURS.sub("", line[:LONGEST])
         if match := _TITAN.search(plain):
             step = _step(int(match[1]), plain, match[3], _TITANS, loss=_value(match[2]))
-            previous = steps[-1] if steps else None
-            seconds = None
-            if previous and step.at_s and previous.at_s and step.step > previous.step:
-                seconds = (step.at_s - previous.at_s) / (step.step - previous.step)
-            steps.append(LoggedStep(**vars(step) | {"step_s": seconds}))
+            before = steps[-1] if steps else step
+            if step.at_s and before.at_s and step.step > before.step:
+                step = replace(step, step_s=(step.at_s - before.at_s) / (step.step - before.step))
+            steps.append(step)
         elif match := _MEGATRON.search(plain):
             milliseconds = _value(match[2])
             seconds = None if milliseconds is None else milliseconds / 1e3

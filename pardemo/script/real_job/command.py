@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,3 +47,18 @@ def run_compare(arguments: argparse.Namespace) -> int:
     if arguments.profile is not None:
         project.write_json(Path(arguments.profile), machine_profile.profile_fields(made.job.traces))
     return 1 if made.parts else 2 if made.job.refused else 0
+
+
+def profile_of_traces(paths: Sequence[str]) -> dict[str, Any]:
+    """Returns the fields of a profile with the rates that a job's traces show, for ``pardemo plan --measured``.
+
+    Raises:
+        ValueError: a file cannot be read, or the traces do not have what a profile needs.
+    """
+    from pardemo.script.job_files.reading import read_job
+    from pardemo.script.real_job import machine_profile
+
+    job = read_job(paths)
+    if job.refused:
+        raise ValueError("; ".join(job.refused))
+    return machine_profile.profile_fields(job.traces)

@@ -78,7 +78,7 @@ def compare_job(folder: Path, paths: Sequence[str], sizes: bool) -> JobCompariso
     files = {name: records for name, records in ((RECORDER, job.recorders), (TRACE, job.traces)) if records}
     partings = {name: find_partings(records, rehearsal, sizes, name == RECORDER) for name, records in files.items()}
     waits = {name: waited for name, records in files.items() if (waited := waiting.find_waits(records))}
-    rates = machine_profile.link_rates(job.traces, machine_profile.host_gpus(job.traces))[0] if job.traces else []
+    rates, _ = machine_profile.link_rates(job.traces, machine_profile.host_gpus(job.traces))
     return JobComparison(
         rehearsal, job, sizes, partings, waits, waiting.find_standstill(job.recorders),
         compare_memory(job, rehearsal, sizes), _logged(job), rates, machine_profile.product_rate(job.traces),

@@ -47,7 +47,8 @@ def link_rates(records: Mapping[int, RankRecord], host_gpus: int) -> tuple[list[
         by_kind[call.kind, len({rank // host_gpus for rank in call.ranks}) > 1].append(call)
     rates, links = [], {}
     for (kind, between), calls in sorted(by_kind.items()):
-        large = [call for call in calls if call.nbytes >= _LARGE * max(each.nbytes for each in calls)]
+        largest = max(call.nbytes for call in calls)
+        large = [call for call in calls if call.nbytes >= _LARGE * largest]
         rates.append(LinkRate(kind, between, median(_rate(call, host_gpus, between) for call in large), len(large)))
     for name, between in (("inside", False), ("between", True)):
         of_place = [call for (_, outside), calls in by_kind.items() for call in calls if outside == between]
@@ -67,7 +68,8 @@ def _rate(call: JobCall, host_gpus: int, between: bool) -> float:
 def product_rate(records: Mapping[int, RankRecord]) -> float | None:
     """Returns the FLOP/s of the larger matrix multiplications, all of them together; None where no shapes are known."""
     products = [each for record in records.values() if record.timing for each in record.timing.products]
-    large = [each for each in products if each[0] >= _LARGE * max(products)[0]]
+    largest = max((flops for flops, _ in products), default=0.0)
+    large = [each for each in products if each[0] >= _LARGE * largest]
     return sum(flops for flops, _ in large) / sum(seconds for _, seconds in large) if large else None
 
 
@@ -90,16 +92,17 @@ def profile_fields(records: Mapping[int, RankRecord]) -> dict[str, Any]:
     device = next((record.device for record in records.values() if record.device.name), None)
     rate = product_rate(records)
     if device is None:
-        raise ValueError("--profile needs traces of GPUs: these name none")
+        raise ValueError("a profile needs traces of GPUs: these name none")
     if rate is None:
-        raise ValueError("--profile needs matrix multiplications with shapes: profile with record_shapes=True")
+        raise ValueError("a profile needs matrix multiplications with shapes: trace with record_shapes=True")
     copies = [each for record in records.values() if record.timing for each in record.timing.copies]
     copied = [2 * nbytes / seconds for nbytes, seconds in copies if nbytes >= _COPY]
     peak_flops, source = find_peak_flops(device.name, rate)
-    table = next((gpu for gpu in hardware.GPUS.values() if gpu.flops == peak_flops), None)
+    alike = [gpu for gpu in hardware.GPUS.values() if gpu.flops == peak_flops]
+    table = min(alike, key=lambda gpu: abs(gpu.memory_bytes - device.memory_bytes), default=None)
     memory_rate = median(copied) if copied else table.memory_bytes_per_s if table else None
     if memory_rate is None:
-        raise ValueError(f"--profile needs a copy of {_COPY >> 20} MiB in a trace, or a GPU of the planner's table: "
+        raise ValueError(f"a profile needs a copy of {_COPY >> 20} MiB in a trace, or a GPU of the planner's table: "
                          f"{device.name} is not there")  # fmt: skip
     fields: dict[str, Any] = {
         "name": device.name, "memory_gib": _short(device.memory_bytes / 2**30),

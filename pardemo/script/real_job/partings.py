@@ -1,7 +1,7 @@
 """Finds the first call of a job that parts from its rehearsal, and calls that nobody predicted."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -11,15 +11,7 @@ from pardemo.script.hangs.standstill import call_text
 from pardemo.script.job_files.records import JobCall, RankRecord
 from pardemo.script.real_job.rehearsal import Rehearsal
 from pardemo.script.real_job.roles import UNKNOWN, Role, counterparts, role_of, role_text
-from pardemo.script.real_job.sequences import (
-    Alignment,
-    Edit,
-    Expected,
-    align,
-    new_calls,
-    same_kind,
-    same_size,
-)
+from pardemo.script.real_job.sequences import Alignment, Edit, Expected, align, new_calls, same_kind, same_size
 
 
 @dataclass(frozen=True)
@@ -90,8 +82,8 @@ def find_partings(records: Mapping[int, RankRecord], rehearsal: Rehearsal, sizes
 
     ``numbered``: whether a call's number says how many came before it in its group, as a flight recorder's does.
 
-    A rank of a job of as many ranks is held against its own; of another job against the one that it differs least from.
-    A call without a line gets the rehearsal's.
+    A rank of a job of as many ranks is held against its own; of another job against the one that it differs least from,
+    and of several such against the one whose messages go the same ways. A call without a line gets the rehearsal's.
     """
     world = max([record.world for record in records.values()] + [1 + max(records)])
     by_rank = {rank: _by_role(record.calls, world) for rank, record in records.items()}
@@ -102,7 +94,7 @@ def find_partings(records: Mapping[int, RankRecord], rehearsal: Rehearsal, sizes
     names = {role_of("", ranks, rehearsal.ranks): name for ranks, name in rehearsal.groups.items()}
     title = partial(role_text, names={ours: names[role] for ours, role in pairs.items() if role in names})
     made = Partings(sorted(map(title, pairs)), {}, {}, {}, sum(len(record.calls) for record in records.values()), 0)
-    known: dict[tuple, tuple[Alignment, list[int]]] = {}  # ranks mostly do the same
+    known: dict[tuple, _Compared] = {}  # ranks mostly do the same
     for rank, roles in sorted(by_rank.items()):
         made.unknown += len(roles.pop(UNKNOWN, []))
         compared = {
@@ -112,11 +104,12 @@ def find_partings(records: Mapping[int, RankRecord], rehearsal: Rehearsal, sizes
             }
             for beside in ([rank] if world == rehearsal.ranks else theirs)
         }
-        costs = {beside: sum(each[0].cost for each in aligned.values()) for beside, aligned in compared.items()}
-        beside = min(costs, key=lambda other: (costs[other], other != rank % rehearsal.ranks))
-        for role, (alignment, new) in compared[beside].items():
-            expected = _expected(theirs[beside], pairs.get(role, UNKNOWN))
-            _note(made, _Followed(rank, beside, title(role), roles[role], expected, alignment, new), sizes, numbered)
+        costs = {beside: (sum(each.alignment.cost for each in of_roles.values()),
+                          sum(each.turned for each in of_roles.values()), beside != rank % rehearsal.ranks)
+                 for beside, of_roles in compared.items()}  # fmt: skip
+        beside = min(costs, key=lambda other: costs[other])
+        for role, of_role in compared[beside].items():
+            _note(made, rank, beside, title(role), roles[role], of_role, sizes, numbered)
     return made
 
 
@@ -128,49 +121,48 @@ def _by_role(calls: list[Any], world: int) -> dict[Role, list[Any]]:
     return by_role
 
 
-def _expected(theirs: Sequence[Mapping[Role, list[LoggedCall]]], role: Role) -> Expected:
-    """Returns a rank's rehearsed calls of a role, before the measured steps and in them."""
-    before, period = (part.get(role, []) for part in theirs)
-    return Expected(before, period)
+class _Compared(NamedTuple):
+    """How a rank's calls of one role compare with those of a rehearsed rank.
 
+    ``new``: calls of kinds and orders that are new there, where bytes do not count. ``turned``: how many messages go to
+    a higher rank where the rehearsal's go to a lower one, or the other way round.
+    """
 
-def _compared(
-    calls: list[JobCall],
-    beside: int,
-    role: Role,
-    theirs: Any,
-    sizes: bool,
-    numbered: bool,
-    known: dict[tuple, Any],
-) -> tuple[Alignment, list[int]]:
-    """Aligns calls with those of a rehearsed rank; also returns those that are new there, where bytes do not count."""
-    start = numbered and not any(call.number for call in calls[:1])
-    key = (beside, role, start, tuple((call.kind, *((call.nbytes, call.dtype) if sizes else ())) for call in calls))
-    if key not in known:
-        expected = _expected(theirs, role)
-        alignment = align(calls, expected, same_size if sizes else same_kind, start)
-        new = new_calls(calls, expected, alignment.places, start)
-        known[key] = alignment, new if alignment.cost and not sizes else []
-    return known[key]
-
-
-class _Followed(NamedTuple):
-    """A rank's calls of one role, and how they compare with those of the rehearsal's rank ``beside``."""
-
-    rank: int
-    beside: int
-    role: str
-    calls: list[JobCall]
     expected: Expected
     alignment: Alignment
     new: list[int]
+    turned: int
 
 
-def _note(partings: Partings, followed: _Followed, sizes: bool, numbered: bool) -> None:
+def _compared(
+    calls: list[JobCall], beside: int, role: Role, theirs: Any, sizes: bool, numbered: bool, known: dict[tuple, Any]
+) -> _Compared:
+    """Aligns calls with those of a rehearsed rank, before its measured steps and in them."""
+    start = numbered and not any(call.number for call in calls[:1])
+    likeness = tuple((call.kind, _upward(call), *((call.nbytes, call.dtype) if sizes else ())) for call in calls)
+    if (key := (beside, role, start, likeness)) not in known:
+        expected = Expected(*(part.get(role, []) for part in theirs))
+        alignment = align(calls, expected, same_size if sizes else same_kind, start)
+        new = new_calls(calls, expected, alignment.places, start) if alignment.cost and not sizes else []
+        there = [expected[place] for place in alignment.places]
+        turned = sum(b is not None and _upward(a) != _upward(b) for a, b in zip(calls, there, strict=True))
+        known[key] = _Compared(expected, alignment, new, turned)
+    return known[key]
+
+
+def _upward(call: LoggedCall) -> bool:
+    """Whether a message goes to a higher rank; of a collective it is always so, or never."""
+    return call.ranks[:1] < call.ranks[-1:]
+
+
+def _note(
+    partings: Partings, rank: int, beside: int, role: str, calls: list[JobCall], compared: _Compared, sizes: bool,
+    numbered: bool,
+) -> None:  # fmt: skip
     """Notes what a rank's calls of one role have in another way than the rehearsal."""
-    rank, beside, role, calls, expected, (places, edits, _), new = followed
+    expected, (places, edits, _), new, _ = compared
     for call, place in zip(calls, places, strict=True):
-        there = expected[place] if place >= 0 else None
+        there = expected[place]
         if there and (not numbered or not call.line):  # a trace has a function's first line alone
             call.line = there.line or call.line
     if not edits:
@@ -180,9 +172,8 @@ def _note(partings: Partings, followed: _Followed, sizes: bool, numbered: bool) 
         near = (each for each in edits if each.at <= new[0] < each.at + max(each.more, 1))
         edit = next(near, Edit(new[0], -1, 1, 0))
     at = max([edit.at, *new[:1]]) if edit.more else edit.at
-    missing = expected[edit.position] if edit.position >= 0 else None
     parting = Parting(
-        rank, role, at, calls[at] if edit.more else None, missing, beside,
+        rank, role, at, calls[at] if edit.more else None, expected[edit.position], beside,
         calls[min(at, len(calls) - 1)].begin_s, repeats=not sizes and not new,
     )  # fmt: skip
     earlier = partings.first.get(rank)

@@ -50,11 +50,9 @@ def _first(compared: JobComparison, by: str) -> Section:
     if not compared.partings:
         return Section("first", "First difference", "no file has calls: a flight recorder's dump or a trace does")
     different = {rank for partings in compared.partings.values() for rank in (each.rank for each in partings.parts)}
-    lead = "none: every rank calls what was rehearsed"
-    if different:
-        lead = f"{ranks_text(sorted(different))} of the job"
-    elif not any(partings.compared for partings in compared.partings.values()):
-        lead = "nothing was compared"
+    any_compared = any(partings.compared for partings in compared.partings.values())
+    none = "none: every rank calls what was rehearsed" if any_compared else "nothing was compared"
+    lead = f"{ranks_text(sorted(different))} of the job" if different else none
     return Section("first", "First difference", lead, [Lines(lines)])
 
 
@@ -72,7 +70,8 @@ def _standstill(compared: JobComparison) -> Section:
     if compared.standstill is None:
         return Section("standstill", "Calls that are not over")
     lines = compared.standstill.details.splitlines()
-    return Section("standstill", "Calls that are not over", compared.standstill.line, [Lines(lines, "p")])
+    lead = f"{compared.standstill.line} (counted from the first call that all dumps have)"
+    return Section("standstill", "Calls that are not over", lead, [Lines(lines, "p")])
 
 
 def _not_predicted(compared: JobComparison) -> Section:

@@ -25,7 +25,9 @@ class Expected:
         self.places = len(before) + len(period)
 
     def __getitem__(self, number: int) -> LoggedCall | None:
-        """Returns a call; None behind the last one of a rehearsal whose measured steps have none."""
+        """Returns a call; None at −1, and behind the last one of a rehearsal whose measured steps have none."""
+        if number < 0:
+            return None
         if number < len(self.before):
             return self.before[number]
         return self.period[(number - len(self.before)) % len(self.period)] if self.period else None
@@ -65,14 +67,12 @@ def same_size(call: LoggedCall, expected: LoggedCall) -> bool:
 def align(calls: Sequence[LoggedCall], expected: Expected, fits: Fits, from_start: bool) -> Alignment:
     """Finds the place in the measured steps from which a job's calls differ least; ``from_start``: the very first."""
     best = Alignment([-1] * len(calls), [Edit(0, 0, len(calls), 0)] if calls else [], len(calls))
-    starts = range(1) if from_start else range(len(expected.before), expected.places)
     if not calls or not expected.places:
         return best
+    starts = range(1) if from_start else range(len(expected.before), expected.places)
     agreeing = {start: _agreeing(calls, expected, fits, start) for start in starts}
     for start in sorted(agreeing, key=lambda start: -agreeing[start])[:_CANDIDATES]:
-        made = _follow(calls, expected, fits, start, best.cost)
-        if made is not None:
-            best = made
+        best = _follow(calls, expected, fits, start, best.cost) or best
         if not best.cost:
             break
     return best
@@ -104,8 +104,8 @@ def new_calls(calls: Sequence[LoggedCall], expected: Expected, places: Sequence[
 
 def _agreeing(calls: Sequence[LoggedCall], expected: Expected, fits: Fits, start: int) -> int:
     """Counts calls that fit as they stand, those behind one another from the first on twice."""
-    fitting = [_fit(calls, expected, fits, number, start + number) for number in range(min(_FIRST, len(calls)))]
-    return sum(fitting) + next((number for number, fit in enumerate(fitting) if not fit), len(fitting))
+    fitting = sum(_fit(calls, expected, fits, number, start + number) for number in range(min(_FIRST, len(calls))))
+    return fitting + _agreement(calls, expected, fits, 0, start)
 
 
 def _fit(calls: Sequence[LoggedCall], expected: Expected, fits: Fits, number: int, position: int) -> bool:
@@ -136,14 +136,12 @@ def _difference(
 ) -> tuple[int, int]:
     """Returns how many calls of the job and of the rehearsal to pass over, as few as can be, until both agree again."""
     left = len(calls) - number
-    near = [(size, n) for size in range(_FAR) for n in range(_FAR) if size + n and size < left]
-    far = [(size, 0) for size in range(_FAR, left)] + [(0, size) for size in range(_FAR, len(expected.period))]
     if before >= _MOST:
         return left, 0
-    for sides, least in (
-        (near, 1),
-        (far if before < _SOME else [], 4),
-    ):  # what is near may agree by little: each step may have its difference
+    near = [(size, n) for size in range(_FAR) for n in range(_FAR) if size + n and size < left]
+    far = [(size, 0) for size in range(_FAR, left)] + [(0, size) for size in range(_FAR, len(expected.period))]
+    # what is near may agree by little: each step may have its difference
+    for sides, least in ((near, 1), (far if before < _SOME else [], 4)):
         agreeing = [
             (_agreement(calls, expected, fits, number + more, position + fewer), more, fewer) for more, fewer in sides
         ]

@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pardemo.script.hangs.journal import Log
@@ -62,41 +62,35 @@ def find_waits(records: Mapping[int, RankRecord]) -> Waits | None:
     shared, by_lengths = (timed, True) if timed else (shared, False)
     made = Waits(len(shared), by_lengths, Counter(), defaultdict(Counter), None)
     for calls in shared:
-        if by_lengths:
-            last = min(calls, key=lambda rank: calls[rank].lasted_s or 0.0)
-            waits = {rank: (call.lasted_s or 0.0) - (calls[last].lasted_s or 0.0) for rank, call in calls.items()}
-        else:
-            last = max(calls, key=lambda rank: calls[rank].begin_s)
-            waits = {rank: calls[last].begin_s - call.begin_s for rank, call in calls.items()}
+        came = {rank: -(call.lasted_s or 0.0) if by_lengths else call.begin_s for rank, call in calls.items()}
+        last = max(came, key=lambda rank: came[rank])
         made.last[last] += 1
-        for rank, seconds in waits.items():
-            if rank != last:
-                made.waited_s[rank][last] += seconds  # type: ignore[index]
-                if made.longest is None or seconds > made.longest.seconds:
-                    made.longest = LongestWait(rank, last, seconds, calls[rank].kind, calls[last].line)
+        for rank in came.keys() - {last}:
+            seconds = came[last] - came[rank]
+            made.waited_s[rank][last] += seconds  # type: ignore[index]
+            if made.longest is None or seconds > made.longest.seconds:
+                made.longest = LongestWait(rank, last, seconds, calls[rank].kind, calls[last].line)
     return made
 
 
 def find_standstill(records: Mapping[int, RankRecord]) -> Standstill | None:
     """Reports as ``measure`` does of a run that hangs, where a flight recorder has calls that are not over; else None.
 
-    What some ranks' recorders have forgotten, and others have not, is left out: they keep the last few thousand calls.
+    Recorders keep the last few thousand calls: those of a group count from the first that all have; and of messages,
+    which the two ends number in ways of their own, only those that are not over.
     """
     if not any(call.state != "over" for record in records.values() for call in record.calls):
         return None
     first: dict[Any, int] = {}
     for record in records.values():
-        begins: dict[Any, int] = {}
-        for call in record.calls:
-            begins.setdefault((call.group, call.ranks), call.number)
+        begins = {(call.group, call.ranks): call.number for call in reversed(record.calls)}
         first |= {key: max(first.get(key, 0), number) for key, number in begins.items()}
-    logs = {}
+    logs = {rank: Log() for rank in records}
     for rank, record in records.items():
-        kept = [call for call in record.calls if call.number >= first[call.group, call.ranks]]
-        logs[rank] = Log([_numbered(call, call.number - first[call.group, call.ranks]) for call in kept])
-    last_s = max(call.begin_s for record in records.values() for call in record.calls)
-    return standstill_of(logs, last_s)
-
-
-def _numbered(call: JobCall, number: int) -> JobCall:
-    return JobCall(**vars(call) | {"number": number})
+        numbers: Counter[Any] = Counter()
+        for call in record.calls:
+            group = call.group, call.ranks
+            if call.state != "over" if call.message else call.number >= first[group]:
+                logs[rank].calls.append(replace(call, number=numbers[group]))
+                numbers[group] += 1
+    return standstill_of(logs, max(call.begin_s for record in records.values() for call in record.calls))

@@ -138,3 +138,29 @@ def late_rank(ranks: Mapping[int, Sequence[Bar]]) -> Picture:
     key(fig, ncols=3)
     summary = words({f"on rank {rank}": bars[0].seconds for rank, bars in sums.items()}, "{:.0f} ms", per=1e-3)
     return save(fig, "trace_late_rank", f"Two ranks on one clock; the first all-reduce's bar is {summary}.")
+
+
+def step_of_a_gpu(bars: Sequence[Bar], step: str) -> Picture:
+    """A step of a GPU's trace: the program's phases on the CPU, the kernels, and nccl's, the exposed part dark."""
+    begin, end = next((bar.begin_s, bar.end_s) for bar in bars if bar.name == step)
+    inside = [bar for bar in bars if begin <= bar.begin_s < end]
+    named = [bar._replace(name=bar.name.strip("# ")) for bar in inside if bar.kind == "user_annotation"]
+    kernels = [bar for bar in inside if bar.kind == "kernel"]
+    sums = [bar for bar in kernels if bar.communicates]
+    work = [bar for bar in kernels if not bar.communicates]
+    late = [piece for bar in sums for piece in _without(bar, work)]
+    rows = {
+        "CPU": _phases(named, begin),
+        "kernels": _boxes(work, "computes", begin),
+        "all-reduces": [*_boxes(sums, "hidden", begin), *_boxes(late, "exposed", begin)],
+    }
+    fig, ax = new(size=(6.8, 2.9))
+    lanes(ax, rows, _PHASES | {"computes": "compute", "hidden": palette.RECEIVED, "exposed": "communication"})
+    ax.set_xlabel("ms")
+    key(fig, ncols=3)
+    exposed_ms = 1e3 * sum(bar.seconds for bar in late)
+    return save(
+        fig, "trace_of_a_gpu",
+        f"A step of {1e3 * (end - begin):.0f} ms on a GPU: {len(work)} kernels with gaps; {len(sums)} of "
+        f"nccl's, of which {exposed_ms:.0f} ms are exposed.",
+    )  # fmt: skip
