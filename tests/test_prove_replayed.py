@@ -11,12 +11,14 @@ import sys
 import pytest
 import torch
 from conftest import few, says
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from pardemo import cli, project
+from pardemo.script.compare.token_outputs import compare_calls
 from pardemo.script.record.input_follower import leaves_of, with_leaves
+from pardemo.script.record.model_outputs import REFERENCE, token_logits
 from pardemo.script.record.recorded_inputs import INDEX, RecordedInputs, read_recorded_inputs
-from pardemo.script.record.recorded_rows import same_rows
+from pardemo.script.record.recorded_rows import SampleRows, same_rows, token_rows
 
 SCRIPTS = project.root() / "tests" / "replayed"
 PPO = f"{SCRIPTS / 'ppo.py'} --batch {{batch}} --accumulate {{accumulate}} --wrong {{wrong}}"
@@ -57,12 +59,14 @@ def at(part):
 
 
 def test_faults_of_a_ppo_loop_whose_ranks_sample_for_themselves(replayed):
-    causes = ("nothing", "advantages", "old")
+    causes = ("nothing", "advantages", "old", "tokens")
     layouts = {wrong: f"ranks=2 batch=2 accumulate=2 wrong={wrong}" for wrong in causes}
     found, errors, notes = replayed(PPO, "ranks=1 batch=8 accumulate=1 wrong=nothing", *layouts.values())
     assert not any(errors.values())
     assert found[layouts["nothing"]] == []
-    for wrong in causes[1:]:
+    (finding,) = found[layouts["tokens"]]
+    assert (finding["cause"], finding["step"], finding["what"]) == ("loss", 1, "gradients")
+    for wrong in ("advantages", "old"):
         (finding,) = found[layouts[wrong]]
         assert (finding["cause"], finding["step"], finding["what"]) == ("loss", 1, "gradients")
         read = {"old": f"{at('- old[part]')} (sub)", "advantages": f"{at('gain = ')} (mul)"}
@@ -97,14 +101,32 @@ def test_samples_from_elsewhere_are_fed_to_the_model_and_its_loss(replayed):
     assert says(notes, f"{right}: replayed: the model's inputs (4 micro-batches)", f"{at('counted = ')} (sum)")
 
 
+@pytest.mark.parametrize("how", few(["noise", "layers", "critic"], 0))
+def test_what_a_model_draws_is_of_the_samples_that_it_has(replayed, how):
+    """Noise of rows that ranks take in turn, also where it is computed again; layers left out; two backward passes."""
+    line = f"{SCRIPTS / 'sampled.py'} --batch {{batch}} --accumulate {{accumulate}} --how {how}"
+    whole, halves = "ranks=1 batch=8 accumulate=1", "ranks=1 batch=4 accumulate=2"
+    other = "ranks=2 batch=4 accumulate=1" if how == "layers" else "ranks=2 batch=2 accumulate=2"
+    layouts = [other, whole] if how == "layers" else [other]
+    found, errors, notes = replayed(line, halves if how == "layers" else whole, *layouts)
+    assert (found[other], errors[other]) == ([], None)
+    if how == "layers":
+        drawn = "sampled.py:43 (rand)"
+        assert f"{drawn} draws other random numbers" in errors[whole], "its samples were in two micro-batches"
+        assert f"{whole}: not replayed: {drawn}" in notes
+
+
 LOADER = """
 import random, sys, torch, torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
+class Mean(nn.Sequential):
+    def forward(self, tokens, labels, count):
+        return F.cross_entropy(super().forward(tokens).flatten(0, 1), labels.flatten(), reduction="sum") / count
 dist.init_process_group("gloo")
 rank, ranks, how = dist.get_rank(), dist.get_world_size(), sys.argv[2]
 torch.manual_seed(0)
-net, optimizer = nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 9)), None
+net = (Mean if how == "count" else nn.Sequential)(nn.Embedding(9, 8), nn.Linear(8, 9))
 optimizer = torch.optim.SGD(net.parameters(), 0.1)
 order, batch = random.Random(rank + ranks), int(sys.argv[1])
 for step in range(3):
@@ -112,8 +134,11 @@ for step in range(3):
     if how == "pairs":
         better, worse = net(torch.cat([rows, 8 - rows])).square().mean((1, 2)).chunk(2)
         loss = F.softplus(worse - better).mean()
-    else:
+    if how != "pairs":
         tokens, labels = rows[:, :-1], rows[:, 1:].masked_fill(rows[:, 1:] == 0, -100)
+    if how == "count":
+        loss = net(tokens, labels, int((labels != -100).sum()))
+    elif how == "labels":
         loss = F.cross_entropy(net(tokens).flatten(0, 1), labels.flatten())
         loss = loss * (labels != -100).sum() / dist.nn.all_reduce((labels != -100).sum()) * ranks
     loss.backward()
@@ -163,7 +188,7 @@ def test_tokens_of_a_cut_sequence_are_those_of_the_position_ids(tmp_path, replay
         assert "give the model position_ids" in errors["ranks=2 cp=2"]
 
 
-@pytest.mark.parametrize("how", few(["labels", "pairs"]))
+@pytest.mark.parametrize("how", few(["labels", "pairs", "count"]))
 def test_a_loader_of_ones_own(tmp_path, replayed, how):
     script = tmp_path / "train.py"
     script.write_text(LOADER)
@@ -172,18 +197,21 @@ def test_a_loader_of_ones_own(tmp_path, replayed, how):
     assert found[layouts[1]] == []
     if how == "pairs":
         assert says(errors[layouts[1]], "train.py:", "takes half of the model's rows")
+    elif how == "count":
+        assert says(errors[layouts[1]], "of its own samples, at the model's call, 0.2: the number", "was recorded")
     else:
         assert errors[layouts[1]] is None
         assert "(cross_entropy)" in notes
 
 
 def test_routes_are_those_of_the_reference(replayed):
-    layouts = "ranks=2 batch=4 wrong=nothing", "ranks=2 batch=4 wrong=sum"
+    layouts = [f"ranks=2 batch=4 wrong={wrong}" for wrong in ("nothing", "sum", "auxiliary")]
     line = f"{SCRIPTS / 'experts.py'} --batch {{batch}} --wrong {{wrong}}"
     found, errors, notes = replayed(line, "ranks=1 batch=8 wrong=nothing", *layouts)
     assert not any(errors.values())
     assert found[layouts[0]] == [], "without their routes outputs would differ"
     assert [(one["cause"], one["factor"]) for one in found[layouts[1]]] == [("sum-for-mean", pytest.approx(2))]
+    assert [(one["cause"], one["module"]) for one in found[layouts[2]]] == [("loss", "2.router.scores")]
     assert says(notes, "routes of 0.router (topk):", "would be others")
 
 
@@ -236,6 +264,62 @@ def test_another_engine_token_by_token(decoder, capsys, wrong):
     assert bool(verdict["unmatched"]) == (wrong == "weights")
     assert verdict["first"] == (None if wrong == "nothing" else [0, 1])
     assert (verdict["largest"] > 1) == (wrong != "nothing")
+
+
+def _call(chances, outputs=(), ways=1):
+    """What a call of a model leaves: log-probabilities [b, s - 1], and outputs of modules without parameters."""
+    kept = {f"output|{number}|{name}|0": value for number, name, value in outputs}
+    return kept | {"log-probabilities": torch.stack([chances] * ways)}
+
+
+def test_padding_is_not_compared():
+    truth, mask = -torch.rand(2, 5).double(), torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]]).bool()
+    outputs = torch.randn(2, 6, 3).double()
+    other, wrong = truth.clone(), outputs.clone()
+    other[0, :2], wrong[0, :2] = 0, 0
+    made = compare_calls("e.py", "", _call(truth), _call(other), mask)
+    assert (made.equal, made.tokens) == (True, 8)
+    assert compare_calls("e.py", "", _call(truth), _call(other), torch.ones_like(mask)).different == 2
+    other[1, 3], wrong[1, 4] = -9, 9
+    reference = _call(truth, [(0, "a", outputs), (1, "b", outputs)])
+    made = compare_calls("e.py", "", reference, _call(other, [(9, "b", wrong), (10, "a", outputs)]), mask)
+    assert (made.different, made.first, made.module) == (1, (1, 4), "b")
+
+
+def test_the_first_module_is_the_first_that_ran():
+    truth, mask, outputs = -torch.rand(1, 3).double(), torch.ones(1, 4).bool(), torch.randn(1, 4, 3).double()
+    names = [(99, "early", outputs), (100, "late", outputs)]
+    wrong = [(number, name, output + 1) for number, name, output in names]
+    made = compare_calls("e.py", "", _call(truth, names), _call(truth - 1, reversed(wrong)), mask)
+    assert made.module == "early"
+
+
+def test_as_many_samples_as_tokens_may_be_either_way():
+    tokens, logits = torch.randint(7, (4, 4)), torch.randn(4, 4, 7)
+    assert [bool((way == logits).all()) for way in token_logits(logits, tokens)] == [True, False]
+    assert token_logits(logits[..., :1], tokens) == []
+    assert len(token_logits(logits[:2].transpose(0, 1), tokens[:2])) == 1
+    right, other = -torch.rand(2, 4, 3).double()
+    engine = {"log-probabilities": torch.stack([other, right])}
+    assert compare_calls("e.py", "", _call(right), engine, torch.ones(4, 4).bool()).equal
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"log-probabilities": torch.full((1, 4, 9), float("nan")).double()}, "of the reference are not finite"),
+        ({"vocabulary": torch.tensor(48)}, "24 logits of each token, and the reference 48: have it gather"),
+    ],
+)
+def test_outputs_that_nothing_compares_with_are_refused(decoder, tmp_path, capsys, tensors, message):
+    other = tmp_path / "other"
+    shutil.copytree(decoder, other)
+    (other / INDEX).unlink()
+    save_file(load_file(other / REFERENCE) | tensors, other / REFERENCE)
+    RecordedInputs(str(other), {"ranks": 1}, 1, 1, 2, False).write()
+    script = [str(SCRIPTS / "engine.py"), "{samples}"]
+    status, line = prove(capsys, "--replay", str(other), "--outputs", script=script)
+    assert (status, message in line) == (2, True), line
 
 
 @pytest.mark.nightly
@@ -306,7 +390,7 @@ def _forged(folder, content):
         (lambda folder: (folder / INDEX).write_text("{"), "cannot be read as pardemo prove --record writes it"),
         (lambda folder: (folder / INDEX).write_text("[]"), "cannot be read as pardemo prove --record writes it"),
         (lambda folder: _changed(folder, format="another"), "cannot be read as pardemo prove --record writes it"),
-        (lambda folder: _changed(folder, version=2), "was recorded in version 2, and this one reads 1"),
+        (lambda folder: _changed(folder, version=1), "was recorded in version 1, and this one reads 2"),
         (lambda folder: _changed(folder, ranks=0), "cannot be read as pardemo prove --record writes it"),
         (lambda folder: _changed(folder, replicas="two"), "cannot be read as pardemo prove --record writes it"),
         (lambda folder: _changed(folder, steps=3), "cannot be read as pardemo prove --record writes it"),
@@ -334,6 +418,7 @@ def test_folders_that_are_broken_are_refused_in_one_line(folder, capsys, change,
         (["--record", "new", "--replay", "{folder}"], ["ranks=1 batch=8"], "leave --replay away"),
         (["--record", "{script}"], ["ranks=1 batch=8"], "is a file"),
         (["--record", "{other}"], ["ranks=1 batch=8"], "has other things in it, as notes"),
+        (["--record", "{mixed}"], ["ranks=1 batch=8"], "has other things in it, as notes"),
         (["--record", "new"], ["ranks=2 pp=2 batch=8"], "without pipeline stages"),
         (["--replay", "{folder}"], [], "say the layouts that are fed"),
         (["--replay", "{folder}"], ["ranks=1 batch=8"], "two layouts are the same"),
@@ -346,9 +431,12 @@ def test_folders_that_are_broken_are_refused_in_one_line(folder, capsys, change,
 def test_what_the_command_refuses(folder, tmp_path_factory, capsys, options, layouts, message):
     other = tmp_path_factory.mktemp("other")
     (other / "notes").touch()
+    mixed = tmp_path_factory.mktemp("mixed") / "recorded"
+    shutil.copytree(folder, mixed)
+    (mixed / "notes").touch()
     script = tmp_path_factory.mktemp("scripts") / "train.py"
     script.touch()
-    words = {"folder": folder, "other": other, "script": script}
+    words = {"folder": folder, "other": other, "mixed": mixed, "script": script}
     options = [str(other / "new") if word == "new" else word.format(**words) for word in options]
     status, line = prove(capsys, *options, layouts=layouts, script=[str(script), "{batch}"])
     assert status == 2
@@ -389,3 +477,18 @@ def test_rows_are_the_same_without_padding():
     assert same_rows(recorded, own).tolist() == [[False, False], [True, False], [False, True]]
     assert same_rows(torch.tensor([[1, 6, 7]]), torch.tensor([[6, 7]])).tolist() == [[True]], "padded in front"
     assert same_rows(own, torch.tensor([[6, 8]])).tolist() == [[False], [False]]
+
+
+def test_rows_of_a_router_are_those_of_the_ranks_tokens():
+    rows = torch.tensor([2, 3])
+    first = next(token_rows(SampleRows(rows, 4, False), 24, 12, 1))  # 4 samples of 6 tokens, as [b, s]
+    assert first.tolist() == list(range(12, 24))
+    zigzag = SampleRows(rows, 4, False, torch.tensor([0, 1, 4, 5]))
+    assert next(token_rows(zigzag, 24, 8, 1)).tolist() == [12, 13, 16, 17, 18, 19, 22, 23]
+    assert list(token_rows(zigzag, 16, 8, 1)) == [], "position 5 of 4"
+
+
+def test_a_tensor_of_a_micro_batch_is_of_the_one_that_has_the_samples():
+    parts = [torch.tensor(0.0), torch.tensor(1.0)]
+    assert SampleRows(torch.tensor([5, 6]), 8, False).part_of(parts) is parts[1]
+    assert SampleRows(torch.tensor([3, 4]), 8, False).part_of(parts) is None

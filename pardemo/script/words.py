@@ -10,8 +10,8 @@ def first_of(names: Iterable[str], most: int, joined: str = ", ", more: str = " 
 
 
 def count_text(count: int, noun: str) -> str:
-    """``1 step``, ``2 steps``."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    """``1 step``, ``2 steps``, ``2 batches``."""
+    return f"{count} {noun}{'' if count == 1 else 'es' if noun.endswith('ch') else 's'}"
 
 
 def shortened(text: str, longest: int) -> str:

@@ -1,7 +1,8 @@
 """Experts that a router chooses by scores with noise, which each rank draws from a generator of its own.
 
 So they are chosen otherwise in each layout, as where two scores are nearly alike and a kernel rounds otherwise.
---wrong sum: gradients are summed over ranks and not averaged.
+--wrong sum: gradients are summed over ranks and not averaged. --wrong auxiliary: a loss that balances experts is added,
+as by an engine that takes a model's configuration at its word where the other leaves it out (Megatron-LM 5694).
 """
 
 import argparse
@@ -30,6 +31,7 @@ class Router(nn.Module):
         scores = self.scores(x).softmax(-1)
         noisy = scores.detach() + 0.005 * torch.randn(scores.shape, generator=noise, dtype=scores.dtype)
         chosen = noisy.topk(CHOSEN, -1).indices
+        self.balance = scores.mean(0).square().sum() * EXPERTS
         return scores.gather(-1, chosen), chosen
 
 
@@ -53,7 +55,10 @@ model = nn.Sequential(Layer(), nn.LayerNorm(WIDTH), Layer())
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 for step in range(3):
     data = torch.randn(args.batch * ranks, TOKENS, WIDTH, generator=torch.Generator().manual_seed(step))
-    model(data.chunk(ranks)[rank]).square().mean().backward()
+    loss = model(data.chunk(ranks)[rank]).square().mean()
+    if args.wrong == "auxiliary":
+        loss = loss + 0.1 * (model[0].router.balance + model[2].router.balance)
+    loss.backward()
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         dist.all_reduce(parameter.grad)

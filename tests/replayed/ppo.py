@@ -1,6 +1,6 @@
 """PPO as a loop of one's own: each rank samples its answers, from a generator with the rank in its seed.
 
---wrong tokens: each rank divides by its own tokens, and DDP averages (verl 5625). --wrong advantages: they are
+--wrong tokens: means over each micro-batch's tokens (verl 5625, 5867, 4710). --wrong advantages: they are
 normalised by the rank's own rewards. --wrong old: old log-probabilities are of rows that are padded to the rank's
 longest one, and the model sees the padding. --outside 1: tokens are drawn by a generator of the script's own, as by
 another process; then --late 1 counts the tokens of all ranks behind the model's call, and not before.

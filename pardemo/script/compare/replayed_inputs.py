@@ -1,7 +1,7 @@
 """Records the inputs of one layout of a script, and says what of them was replayed in others."""
 
 import os
-import shutil
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,6 +14,7 @@ from pardemo.script.compare.comparison import LayoutComparison
 from pardemo.script.compare.run_layouts import RunLayout
 from pardemo.script.compare.runs import ProveError, Run, RunOptions
 from pardemo.script.record.input_feeder import InputFeeder
+from pardemo.script.record.model_outputs import REFERENCE, SAMPLES, samples_name
 from pardemo.script.record.rank_record import FedInputs
 from pardemo.script.record.recorded_inputs import (
     BATCH,
@@ -30,6 +31,8 @@ from pardemo.script.words import count_text, first_of
 
 #: What a folder is called in which all is written first.
 _WRITTEN = ".recorded-"
+#: Files of recorded inputs, which a new recording replaces.
+_FILES = re.compile(rf"{INDEX}|{REFERENCE}|{SAMPLES}|step\d+\.rank\d+\.safetensors")
 
 
 def recording_folder(path: str) -> Path:
@@ -48,8 +51,8 @@ def recording_folder(path: str) -> Path:
     except OSError as error:
         raise ValueError(f"--record: nothing can be written to {path}: {error.strerror}") from None
     names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith(_WRITTEN))
-    if names and INDEX not in names:
-        raise ValueError(f"--record: {path} has other things in it, as {names[0]}: say a folder of its own")
+    if others := [name for name in names if not _FILES.fullmatch(name)]:
+        raise ValueError(f"--record: {path} has other things in it, as {others[0]}: say a folder of its own")
     return folder
 
 
@@ -71,8 +74,8 @@ def record_inputs(layout: RunLayout, options: RunOptions, folder: Path) -> Recor
         recorded = RecordedInputs(str(new), dict(layout.values), layout.ranks, layout.size("dp"), steps, options.double)
         recorded.write()
         for entry in folder.iterdir():
-            if entry.name != Path(temporary).name:
-                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+            if _FILES.fullmatch(entry.name):
+                entry.unlink()
         names = sorted(entry.name for entry in new.iterdir())
         for name in sorted(names, key=lambda name: name == INDEX):  # where an index is, all that it names is there
             os.replace(new / name, folder / name)
@@ -84,19 +87,15 @@ def recorded_text(recorded: RecordedInputs) -> str:
     step = recorded.step(0)
     slots = [slot for slot in step.slots if not slot.endswith(SCORES)]
 
-    def places(kind: str) -> list[str]:
-        return list(dict.fromkeys(slot.split("/")[1] for slot in slots if slot.startswith(f"{kind}/")))
-
-    first = next((slot for slot in slots if slot.startswith((f"{BATCH}/", f"{CALL}/"))), "")
-    name, samples = (
-        " ".join(f"{key}={value}" for key, value in recorded.layout.items()),
-        sum(map(len, step.parts(first))),
-    )
-    lines = [f"recorded  {name}: {count_text(recorded.steps, 'step')}, {count_text(samples, 'sample')} in each"]
+    given = {slot: step.parts(slot)[0] for slot in slots if slot.startswith((f"{BATCH}/", f"{CALL}/0/"))}
+    samples = count_text(sum(map(len, step.parts(samples_name(given)))), "sample")
+    lines = [f"recorded  {recorded.name}: {count_text(recorded.steps, 'step')}, {samples} in each"]
     kinds = {
         LOSS: "what the loss reads beside the model's output", DRAW: "random numbers", ROUTE: "routes of tokens"
     }  # fmt: skip
-    lines += [f"   {words}: {first_of(places(kind), 4)}" for kind, words in kinds.items() if places(kind)]
+    for kind, words in kinds.items():
+        if places := dict.fromkeys(slot.split("/")[1] for slot in slots if slot.startswith(f"{kind}/")):
+            lines.append(f"   {words}: {first_of(places, 4)}")
     return "\n".join([*lines, f"→ {recorded.folder}"])
 
 
@@ -128,32 +127,22 @@ def replay_notes(run: Run, steps: int) -> list[str]:
     fed = _fed(run, steps)
     if not fed:
         return []
-    parts = []
-    if many := sum(report.fed for report in fed):
-        parts.append(f"the model's inputs ({_micro_batches(many)})")
     kinds = {
         "tensors of the loss at": {text: "" for report in fed for text in sorted(report.beside)},
         "random numbers at": {text: "" for report in fed for text in sorted(report.draws)},
         "routes of": _routes(fed),
     }
+    many, kept = sum(report.fed for report in fed), sum(report.kept for report in fed)
+    parts = [f"the model's inputs ({count_text(many, 'micro-batch')})"] * (many > 0)
     parts += [f"{words} {_listed(places)}" for words, places in kinds.items() if places]
-    sentence = "; ".join(parts) or "nothing"
-    if kept := sum(report.kept for report in fed):
-        sentence += (
-            f"; {count_text(kept, 'micro-batch').replace('batchs', 'batches')} had recorded samples by themselves"
-        )
-    notes = [f"{run.layout.name}: replayed: {sentence}"]
-    left = {text: kind for report in fed for text, kind in report.left.items()}
-    left |= {text: kind for report in fed for text, kind in report.unreplaced.items()}
+    kept_text = f"; {count_text(kept, 'micro-batch')} had recorded samples by themselves" * (kept > 0)
+    notes = [f"{run.layout.name}: replayed: {'; '.join(parts) or 'nothing'}{kept_text}"]
+    left = {text: kind for report in fed for text, kind in (report.left | report.unreplaced).items()}
     return notes + ([f"{run.layout.name}: not replayed: {_listed(left)}"] if left else [])
 
 
 def _fed(run: Run, steps: int) -> list[FedInputs]:
     return [report for record in run.records for report in record.fed[:steps]]
-
-
-def _micro_batches(count: int) -> str:
-    return "1 micro-batch" if count == 1 else f"{count} micro-batches"
 
 
 def _listed(places: Mapping[str, str]) -> str:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,10 @@ from pardemo.script.record.model_outputs import (
     REFERENCE,
     ROUNDED,
     SAMPLES,
+    VOCABULARY,
     EngineFollower,
     read_model_call,
+    samples_name,
 )
 from pardemo.script.record.rank_record import ParameterShard, Tensors
 from pardemo.script.record.recorded_inputs import RecordedInputs
@@ -40,8 +43,9 @@ LEAST = 1e-9
 class EngineComparison:
     """The result of comparing an engine's log-probabilities of recorded samples with the reference's.
 
-    ``different``: of how many tokens they differ; ``largest``, ``mean``: by how much; ``allowed``: what rounding may
-    make. ``first``: sample and token, from 0, of the first that differs, in the order of the tokens. ``module``: the
+    ``tokens``: how many were compared, without padding by the samples' attention_mask; ``different``: of how many they
+    differ; ``largest``, ``mean``: by how much; ``allowed``: what rounding may make. ``first``: sample and token, from
+    0, of the first that differs, in the order of the tokens. ``module``: the
     first module whose output differs, and ``reference_module``, what it is in the reference. ``unmatched``: parameters
     that have no values of the reference's, and why; ``missing``: the reference's that the engine has not.
     """
@@ -102,12 +106,17 @@ def compare_engine(
 
     Raises:
         ProveError: the script could not be run, or called no model with these samples.
-        ValueError: the recording has no log-probabilities of tokens.
+        ValueError: the recording has no log-probabilities of tokens, or some that are not finite.
     """
     reference = read_model_call(Path(recorded.folder, REFERENCE))
     if LOG_PROBABILITIES not in reference:
         raise ValueError(f"{recorded.folder} has no log-probabilities: record a model that gives logits of tokens")
     samples = os.path.abspath(Path(recorded.folder, SAMPLES))
+    mask = _real_tokens(read_model_call(Path(samples)))
+    if not bool(_predicted(mask).any()):
+        raise ValueError(f"{recorded.folder}: the attention_mask of the samples leaves no token to compare")
+    if not bool(reference[LOG_PROBABILITIES][:, _predicted(mask)].isfinite().all()):
+        raise ValueError(f"{recorded.folder}: log-probabilities of the reference are not finite: nothing compares")
     words = [word.replace(FIELD, samples) for word in line]
     (layout,) = run_layouts.from_texts(list(texts) or ["ranks=1"], words, alone=True)
     with runs.scratch_folder() as folder:
@@ -121,15 +130,44 @@ def compare_engine(
         engine = read_model_call(Path(path))
     if LOG_PROBABILITIES not in engine:
         raise ProveError(f"the model of {line[0]} returns no logits of all tokens: [b, s, v] or [s, b, v]")
-    return _compared(" ".join(line), recorded.name, reference, engine)
+    if (there := int(reference[VOCABULARY])) > (here := int(engine[VOCABULARY])):
+        raise ProveError(
+            f"the model of {line[0]} returns {here} logits of each token, and the reference {there}: have it gather "
+            "those of all ranks"
+        )
+    return compare_calls(" ".join(line), recorded.name, reference, engine, mask)
 
 
-def _compared(line: str, name: str, reference: Tensors, engine: Tensors) -> EngineComparison:
-    wanted, chances = reference[LOG_PROBABILITIES], engine[LOG_PROBABILITIES]
-    scale = float(wanted.abs().max())
-    moved = float((reference.get(ROUNDED, wanted) - wanted).abs().max())
+def _real_tokens(samples: Tensors) -> torch.Tensor:
+    """Returns which tokens of the samples are no padding, by their attention_mask: [b, s]."""
+    tokens, mask = samples[samples_name(samples)], samples.get("attention_mask")
+    known = mask is not None and mask.shape == tokens.shape
+    return mask.bool() if mask is not None and known else torch.ones(tokens.shape[:2], dtype=torch.bool)
+
+
+def _predicted(mask: torch.Tensor) -> torch.Tensor:
+    """Returns which tokens from the second on follow another one, neither of them padding: [b, s] → [b, s - 1]."""
+    return mask[:, 1:] & mask[:, :-1]
+
+
+def compare_calls(line: str, name: str, reference: Tensors, engine: Tensors, mask: torch.Tensor) -> EngineComparison:
+    """Compares what two models computed of the same samples.
+
+    Args:
+        line: what ran the engine. name: the reference's layout. reference, engine: what a call has left, as
+            :class:`~pardemo.script.record.model_outputs.ModelCall` keeps it. mask: which tokens are no padding, [b, s].
+    """
+    predicted = _predicted(mask)
+    truth, rounded = reference[LOG_PROBABILITIES], reference.get(ROUNDED, reference[LOG_PROBABILITIES])
+    ways = product(zip(truth, rounded, strict=True), engine[LOG_PROBABILITIES])  # several where b = s
+    offs = [
+        ((chances - wanted).abs().nan_to_num(nan=float("inf")).where(predicted, 0), wanted, otherwise)
+        for (wanted, otherwise), chances in ways
+    ]
+    off, wanted, otherwise = min(offs, key=lambda way: float(way[0].max()))
+    scale = float(wanted[predicted].abs().max())
+    moved = float((otherwise - wanted)[predicted].abs().nan_to_num(posinf=0).max())
     allowed = max(TIMES * moved, LEAST * scale)
-    off = (chances - wanted).abs().nan_to_num(nan=float("inf"))  # [b, s - 1]
     apart = off > allowed
     token = int(apart.any(0).int().argmax())
     row = int(apart[:, token].int().argmax())
@@ -145,9 +183,10 @@ def _compared(line: str, name: str, reference: Tensors, engine: Tensors) -> Engi
             del unmatched[piece], missing[same]
     module = ("", "")
     if bool(apart.any()) and not unmatched:
-        module = _first_module(reference, engine, parts, allowed / (scale or 1.0))
+        module = _first_module(reference, engine, parts, allowed / (scale or 1.0), mask)
+    tokens = int(predicted.sum())
     return EngineComparison(
-        line, name, off.numel(), int(apart.sum()), float(off.max()), float(off.mean()), allowed,
+        line, name, tokens, int(apart.sum()), float(off.max()), float(off.sum()) / tokens, allowed,
         (row, token + 1) if bool(apart.any()) else None, *module, unmatched, sorted(missing),
     )  # fmt: skip
 
@@ -176,18 +215,25 @@ def _map(reference: Tensors, engine: Tensors) -> ParameterMap:
     return parts
 
 
-def _first_module(reference: Tensors, engine: Tensors, parts: ParameterMap, allowed: float) -> tuple[str, str]:
+def _first_module(
+    reference: Tensors, engine: Tensors, parts: ParameterMap, allowed: float, mask: torch.Tensor
+) -> tuple[str, str]:
     """Finds the engine's first module whose output is not that of its counterpart, by its parameters' values."""
     in_order = {name: part for name, part in parts.parts[0].items() if not part.is_cut}  # else outputs are, too
     renamed = renamed_modules(in_order) | _layers(parts)
     wanted = {tuple(key.split("|")[1:]): tensor for key, tensor in _of_kind(reference, OUTPUT).items()}
-    for key, output in _of_kind(engine, OUTPUT).items():
-        _, module, times = key.split("|")
+    outputs = {tuple(key.split("|")): tensor for key, tensor in _of_kind(engine, OUTPUT).items()}
+    for (_, module, times), output in sorted(outputs.items(), key=lambda item: int(item[0][0])):
         truth = wanted.get((renamed.get(module, module), times))
         if truth is None or truth.numel() != output.numel():
             continue
-        ways = [output, output.transpose(0, 1)] if output.dim() == 3 else [output]  # [b, s, 3] or [s, b, 3]
-        offs = [float((way.reshape(truth.shape) - truth).abs().max()) for way in ways if way.numel() == truth.numel()]
+        real = mask.T if truth.shape[:2] == mask.T.shape != mask.shape else mask
+        truth, ways = truth.flatten(0, -2), [output.flatten(0, -2)]
+        if len(truth) == mask.numel():  # a row for each token, sample by sample or position by position
+            truth = truth[real.flatten()]
+            ways += [ways[0].unflatten(0, shape).transpose(0, 1).flatten(0, 1) for shape in (mask.shape, mask.T.shape)]
+            ways = [way[real.flatten()] for way in ways]
+        offs = [float((way.reshape(truth.shape) - truth).abs().nan_to_num(nan=float("inf")).max()) for way in ways]
         if min(offs) > max(10 * allowed, LEAST) * float(truth.abs().max()):
             return module, renamed.get(module, module)
     return "", ""

@@ -1,11 +1,13 @@
 """Feeds a rank its share of recorded inputs in place of what its script would train on."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any
 
 import torch
 
+from pardemo import compat
 from pardemo.script.record.input_follower import BatchPosition, InputFollower, leaves_of
 from pardemo.script.record.model_outputs import samples_name
 from pardemo.script.record.rank_record import FedInputs, digest, project_rows
@@ -55,14 +57,16 @@ class InputFeeder(InputFollower):
         self._cut = recorder.rank // sizes.get("tp", 1) % self._cuts
         self._sizes = {1, *sizes.values()}
         self._read: tuple[int, RecordedStep | None] = (-1, None)
+        self._times: Counter[str] = Counter()  # how often a slot was met in this step
         self._micro: SampleRows | None = None
         self._known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # what a tensor of the script's is replaced by
         self._contents: dict[str, torch.Tensor] = {}  # by the tensor's hash
+        self._drawn: dict[tuple[str, str], torch.Tensor] = {}  # by the line and the hash of the script's own numbers
 
     # --- samples
 
-    def called(self, position: BatchPosition, number: int, given: dict[str, Any]) -> dict[str, Any]:
-        return self._feed(position, f"{CALL}/{number}", given, begins=number == 0)
+    def called(self, position: BatchPosition, call: str, given: dict[str, Any]) -> dict[str, Any]:
+        return self._feed(position, f"{CALL}/{call}", given, begins=call.rpartition(".")[2] == "0")
 
     def batch(self, position: BatchPosition, given: dict[str, Any]) -> dict[str, Any]:
         return self._feed(position, BATCH, given, begins=True)
@@ -72,43 +76,46 @@ class InputFeeder(InputFollower):
         local = given.get(name)
         if step is None or type(local) is not torch.Tensor or local.requires_grad:  # as activations do
             return given
+        if not self._in_loss:
+            self._drawn.clear()
         if begins:
-            self._micro = self._begin(position, step, kind, name, given)
+            self._micro = self._begin(step, kind, name, given)
         if self._micro is None or not self._micro.fed:
             return given
-        self.recorder.current.step.draws.clear()  # whatever was drawn for samples is not trained on
-        changed = {}
+        if begins:
+            self.recorder.current.step.draws.clear()  # whatever was drawn for samples is not trained on
+        caller, changed = "the Trainer's inputs" if kind == BATCH else "the model's call", {}
         for name, leaf in given.items():
-            if kind == BATCH and isinstance(leaf, torch.Tensor) and not leaf.dim():
-                self._compare_number(f"{name} of the Trainer's inputs", float(leaf), step.parts(f"{kind}/{name}"))
-            if type(leaf) is torch.Tensor and leaf.dim() and not leaf.requires_grad:
-                new = self._share(position, step.parts(f"{kind}/{name}"), leaf)
+            parts = step.parts(f"{kind}/{name}")
+            if type(leaf) in (int, float) or (isinstance(leaf, torch.Tensor) and not leaf.dim()):
+                self._compare_number(f"{caller}, {name}", float(leaf), parts)
+            elif type(leaf) is torch.Tensor and not leaf.requires_grad:
+                new = self._share(position, parts, leaf)
                 if new is None:
-                    self._report.unreplaced[f"the model's call, {name}"] = f"a tensor {list(leaf.shape)}"
+                    self._report.unreplaced[f"{caller}, {name}"] = f"a tensor {list(leaf.shape)}"
                 else:
                     changed[name] = self._replaced(leaf, new)
         return given | changed
 
-    def _begin(
-        self, position: BatchPosition, step: RecordedStep, kind: str, name: str, given: dict[str, Any]
-    ) -> SampleRows | None:
+    def _begin(self, step: RecordedStep, kind: str, name: str, given: dict[str, Any]) -> SampleRows | None:
         total, count = sum(map(len, step.parts(f"{kind}/{name}"))), len(given[name])
         if not total:
             self._report.unreplaced["the model's call"] = "other arguments than in the recorded layout"
             return None
-        ways = list(self._ways(total, count, position.micro))
+        ways = list(self._ways(total, count, self._times[kind]))
+        self._times[kind] += 1
+        known, guessed = self._positions(given[name], given)
+        for positions in [*known, *guessed] if count else []:
+            rows = self._own_rows(step, kind, name, total, ways, given, positions)
+            if rows is not None:
+                self._report.kept += 1
+                self._report.elsewhere += not ways or not torch.equal(rows, ways[0])
+                return SampleRows(rows, total, False, positions)
         if not ways:
             raise ValueError(
                 f"{count_text(total, 'recorded sample')} of a step do not divide into {self._replicas} data-parallel "
                 f"ranks with {count} in a micro-batch"
             )
-        known, guessed = self._positions(given)
-        for positions in [*known, *guessed]:
-            rows = self._own_rows(step, kind, name, ways, given, positions)
-            if rows is not None:
-                self._report.kept += 1
-                self._report.elsewhere += not torch.equal(rows, ways[0])
-                return SampleRows(rows, total, False, positions)
         if not known:
             raise ValueError(
                 f"nothing says which tokens of a sample each of {self._cuts} context-parallel ranks has: give the "
@@ -117,40 +124,41 @@ class InputFeeder(InputFollower):
         self._report.fed += 1
         return SampleRows(ways[0], total, True, known[0])
 
-    def _positions(self, given: dict[str, Any]) -> tuple[list[torch.Tensor | None], list[torch.Tensor]]:
+    def _positions(
+        self, samples: torch.Tensor, given: dict[str, Any]
+    ) -> tuple[list[torch.Tensor | None], list[torch.Tensor]]:
         """Returns the positions that a rank's part of each sample has by its arguments, and those that it may have.
 
-        The former are None where a rank has whole samples; the latter are a block, or two as in a zigzag.
+        The former are None where a rank has whole samples; the latter are a block, or two as in a zigzag. Positions
+        that are others in each sample, or begin anew in it, do not say where the tokens are.
         """
         if self._cuts == 1:
             return [None], []
-        known: list[torch.Tensor | None] = [
-            leaf.reshape(-1, leaf.shape[-1])[0].long() for name, leaf in given.items()
-            if "position" in name and isinstance(leaf, torch.Tensor) and leaf.dim() and not leaf.is_floating_point()
-        ]  # fmt: skip
-        here = given[samples_name(given)].shape[-1]
+        known: list[torch.Tensor | None] = []
+        for name, leaf in given.items():
+            if "position" in name and isinstance(leaf, torch.Tensor) and leaf.dim() and not leaf.is_floating_point():
+                rows = leaf.reshape(-1, leaf.shape[-1]).long()
+                known += [rows[0]] if bool((rows == rows[0]).all()) and len(rows[0].unique()) == len(rows[0]) else []
+        here = samples.shape[1] if samples.dim() > 1 else 0
         blocks = torch.arange(here * self._cuts).chunk(2 * self._cuts)
-        return known, [
-            torch.arange(here * self._cut, here * (self._cut + 1)),
-            torch.cat([blocks[self._cut], blocks[-1 - self._cut]]),
-        ]
+        zigzag = [torch.cat([blocks[self._cut], blocks[-1 - self._cut]])] if len(blocks) == 2 * self._cuts else []
+        return known, [torch.arange(here * self._cut, here * (self._cut + 1)), *zigzag]
 
     def _own_rows(
-        self, step: RecordedStep, kind: str, samples: str, ways: list[torch.Tensor], given: dict[str, Any],
+        self, step: RecordedStep, kind: str, samples: str, total: int, ways: list[torch.Tensor], given: dict[str, Any],
         positions: torch.Tensor | None,
     ) -> torch.Tensor | None:  # fmt: skip
         """Finds which recorded rows the script's own arguments are, up to padding; None unless all are recorded ones.
 
         They are in all tensors of whole numbers, which say more than the first: answers beside prompts.
         """
-        total = int(ways[0].numel() and sum(map(len, step.parts(f"{kind}/{samples}"))))
         same = torch.ones(len(given[samples]), total, dtype=torch.bool)
         for name, leaf in given.items():
             if not isinstance(leaf, torch.Tensor) or not leaf.dim() or len(leaf) != len(same) or "position" in name:
                 continue
             if name == samples or not leaf.is_floating_point():
                 parts = [part_of_tokens(part, leaf, positions) for part in step.parts(f"{kind}/{name}")]
-                if sum(map(len, parts)) * leaf.numel() > _MOST or sum(map(len, parts)) != total:
+                if total * leaf.numel() > _MOST or sum(map(len, parts)) != total:
                     return None
                 same &= torch.cat([same_rows(leaf, part.to(leaf.dtype)) for part in parts], 1)
         for way in ways:
@@ -185,6 +193,7 @@ class InputFeeder(InputFollower):
         if self._read[0] != number:
             there = number < self._recorded.steps
             self._read = number, self._recorded.step(number) if there else None
+            self._times.clear()
         return self._read[1]
 
     def _replaced(self, local: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
@@ -199,20 +208,23 @@ class InputFeeder(InputFollower):
             return None
         if all(part.shape == local.shape and torch.equal(part.to(local.dtype), local) for part in parts):
             return local  # a constant
-        count = len(micro.rows)
-        if micro.fed and len(local) * 2 == count and sum(map(len, parts)) * 2 == micro.total:
+        count, share = len(micro.rows), micro.total // self._replicas
+        if micro.fed and local.dim() and len(local) * 2 == count and sum(map(len, parts)) * 2 == micro.total:
             self._refuse_pairs(position)
-        axis = 0 if len(local) % count == 0 else 1 if local.dim() > 1 and local.shape[1] == count else -1
         parts = once_for_each_replica(parts, self._recorded.replicas)
-        for_each, rest = divmod(sum(part.shape[axis] for part in parts), micro.total)
-        share = micro.total // self._replicas
-        if axis >= 0 and for_each == 1 and len(local) == share > count and not rest:  # of all the rank's micro-batches
+        # of each sample, along the first or the second axis; where both may be, as many there as were recorded
+        axes = [axis for axis in range(min(local.dim(), 2)) if local.shape[axis] % count == 0]
+        sizes = {axis: divmod(sum(part.shape[axis] for part in parts), micro.total) for axis in axes}
+        exact = next((axis for axis in axes if sizes[axis] == (local.shape[axis] // count, 0)), None)
+        axis = exact or 0
+        for_each, rest = sizes.get(axis, (0, 0))
+        if exact is None and for_each == 1 and len(local) == share and not rest:  # of all the rank's micro-batches
             new = take_rows(parts, self._replica * share + torch.arange(share))
-        elif axis >= 0 and for_each and not rest:
+        elif for_each and not rest:
             rows = (micro.rows[:, None] * for_each + torch.arange(for_each)).reshape(-1)
             new = take_rows(parts, rows, axis)
         else:
-            new = parts[position.micro % len(parts)] if parts[0].shape == local.shape else None
+            new = micro.part_of(parts) if parts[0].shape == local.shape else None
         return None if new is None else part_of_tokens(new, local, micro.positions).to(local.dtype).clone()
 
     # --- the loss
@@ -291,26 +303,45 @@ class InputFeeder(InputFollower):
     def drawn(
         self, position: BatchPosition, slot: str, result: torch.Tensor, weights: torch.Tensor | None
     ) -> torch.Tensor:
+        key = position.text, digest(result)
+        if compat.graph_task() == -1:  # else the same is computed again, last layers first
+            new = self._recorded_draw(position, f"{DRAW}/{slot}", result, weights)
+            if new is None:
+                self._report.left[position.text] = "random numbers"
+                return result
+            self._report.draws.add(position.text)
+            self._drawn[key] = new.to(result.dtype)
+        if key not in self._drawn:
+            return result
+        self.recorder.current.step.draws.pop(position.text, None)
+        return self._drawn[key].clone()
+
+    def _recorded_draw(
+        self, position: BatchPosition, slot: str, result: torch.Tensor, weights: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """Returns the recorded random numbers of a rank's samples; None where it is not known which these are.
+
+        From the model's call on they are its micro-batch's. Before it they are a block, or every other row where the
+        weights say that; numbers that are not of each sample are recorded ones where all of these are alike.
+        """
         step = self._step(position.step)
-        parts = step.parts(f"{DRAW}/{slot}") if step is not None else []
-        scores = step.parts(f"{DRAW}/{slot}{SCORES}") if step is not None else []
+        parts, scores = (step.parts(slot), step.parts(f"{slot}{SCORES}")) if step is not None else ([], [])
+        if not parts or any(part.dim() != result.dim() for part in parts):
+            return None
+        if self._micro is not None and self._in_loss:
+            new = self._share(position, parts, result)
+            return new if new is not None and new.shape == result.shape else None
         local = project_rows(weights) if weights is not None and weights.dim() == 2 else None
         best: tuple[float, torch.Tensor] | None = None
-        rows_there = result.dim() and all(part.dim() == result.dim() for part in parts)
-        for rows in self._ways(sum(map(len, parts)), len(result), position.micro) if rows_there and parts else ():
+        for rows in self._ways(sum(map(len, parts)), len(result), self._times[slot]) if result.dim() else ():
             new = take_rows(parts, rows)
-            if new is None or new.shape != result.shape:
-                continue
-            off = mean_distance(local, take_rows(scores, rows)) if local is not None and scores else 0.0
-            best = (off, new) if best is None or off < best[0] else best
-        if best is None and parts and all(part.shape == result.shape for part in parts):
-            best = 0.0, parts[position.micro % len(parts)]  # one for all samples, as whether a layer is left out
-        if best is None or best[0] > ALIKE:
-            self._report.left[position.text] = "random numbers"
-            return result
-        self._report.draws.add(position.text)
-        self.recorder.current.step.draws.pop(position.text, None)
-        return best[1].to(result.dtype).clone()
+            if new is not None and new.shape == result.shape:
+                off = mean_distance(local, take_rows(scores, rows)) if local is not None and scores else 0.0
+                best = (off, new) if best is None or off < best[0] else best
+        self._times[slot] += 1
+        if best is None and all(torch.equal(part, parts[0]) and part.shape == result.shape for part in parts):
+            return parts[0]
+        return None if best is None or best[0] > ALIKE else best[1]
 
     def routed(self, position: BatchPosition, slot: str, scores: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         step, micro = self._step(position.step), self._micro

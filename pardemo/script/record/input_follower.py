@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import sys
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Self
@@ -61,26 +62,31 @@ class InputFollower(Hooks):
         self._inside = 0  # calls of modules with parameters within each other
         self._in_trainer = False  # whether a Trainer computes its loss, all of whose inputs are known
         self._busy = False  # whether operations are our own
-        self._in_loss = False  # whether a model was called, and no backward pass has run since
+        self._in_loss = False  # whether a model was called for training, and no backward pass has run since
         self._derived: dict[int, torch.Tensor] = {}  # what the loss's own operations have made
         self._counts: Counter[str] = Counter()
         self._counted = (-1, -1, False)  # the step and the micro-batch of the counts
+        self._models: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()  # that are trained
         self._any_called = False  # whether any model has been called: what is drawn before makes weights
 
     # --- what a subclass does
 
-    def called(self, position: BatchPosition, number: int, given: dict[str, Any]) -> dict[str, Any]:
-        """Returns the arguments of a model's call for training, by name, or others in their place."""
+    def called(self, position: BatchPosition, call: str, given: dict[str, Any]) -> dict[str, Any]:
+        """Returns the arguments of a model's call for training, by name, or others in their place.
+
+        ``call``: how many calls of this model are before it in the micro-batch, ``0`` or ``1``; of another model than
+        the first that was trained, ``1.0``.
+        """
         return given
 
-    def begins(self, position: BatchPosition, number: int, model: torch.nn.Module) -> None:
-        """Takes note of a model's call for training, with the arguments that it has by then."""
+    def begins(self, position: BatchPosition, call: str, model: torch.nn.Module) -> None:
+        """Takes note of a model's call for training, which now begins."""
 
     def returned(self, given: dict[str, Any], output: Any, again: Callable[[], Any]) -> None:
         """Takes note of what a model's call for training has returned; ``again`` calls it once more."""
 
     def batch(self, position: BatchPosition, given: dict[str, Any]) -> dict[str, Any]:
-        """Returns a Trainer's inputs of ``compute_loss``, by name, or others in their place."""
+        """Returns a Trainer's arguments of ``compute_loss``, by name, or others in their place."""
         return given
 
     def beside(self, position: BatchPosition, slot: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -142,12 +148,7 @@ class InputFollower(Hooks):
 
     def _count(self, key: str) -> int:
         """Counts how often something has run in this micro-batch before."""
-        position = self._place()
-        now = (
-            position.step,
-            position.micro,
-            compat.graph_task() != -1,
-        )  # a forward pass that runs again counts for itself
+        now = (*self._place()[:2], compat.graph_task() != -1)  # a forward pass that runs again counts for itself
         if now != self._counted:
             self._counted = now
             self._counts.clear()
@@ -167,19 +168,22 @@ class InputFollower(Hooks):
         return here and self.recorder.sites.is_root(module) and not is_shape_inference()
 
     def _around_call(self, call_module: Callable[..., Any]) -> Callable[..., Any]:
-        def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        def call_followed(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             ours = self._busy or threading.get_ident() != self._thread
             if ours or next(module.parameters(), None) is None:
                 return call_module(module, *args, **kwargs)
-            outermost, number, given = self._inside == 0, -1, {}
+            outermost, given = self._inside == 0, {}
+            trains = outermost and self._trains(module)
             self._any_called = True
-            if outermost and self._trains(module):
-                position, number = self._place(), self._count("call")
+            if trains:
+                position, model = self._place(), self._models.setdefault(module, len(self._models))
+                call = f"{model}." * (model > 0) + str(self._count(f"call of {model}"))
                 given = dict(leaves_of((args, kwargs)))
                 with self._our_own():
-                    given = given if self._in_trainer else self.called(position, number, given)
-                    self.begins(position, number, module)
+                    given = given if self._in_trainer else self.called(position, call, given)
+                    self.begins(position, call, module)
                 args, kwargs = with_leaves((args, kwargs), given)
+                self._in_loss = True
             elif outermost and self._in_loss and not self._in_trainer:  # a model that is asked without gradients
                 args, kwargs = self._beside_all(args, kwargs, "a model's call")
             self._inside += 1
@@ -187,15 +191,14 @@ class InputFollower(Hooks):
                 output = call_module(module, *args, **kwargs)
             finally:
                 self._inside -= 1
-            if number >= 0:
-                self._in_loss = True
+            if trains:
                 with self._our_own():
                     self.returned(given, output, lambda: call_module(module, *args, **kwargs))
             if outermost and self._in_loss:
                 self._note_derived(output, ())
             return output
 
-        return call
+        return call_followed
 
     def _around_optimizer(self, begin: Callable[..., Any]) -> Callable[..., Any]:
         """``Optimizer.__init__``, behind which a Trainer may train: by then the script has imported its class."""
@@ -221,7 +224,8 @@ class InputFollower(Hooks):
             if not torch.is_grad_enabled():
                 return compute(model, inputs, *args, **kwargs)
             with self._our_own():
-                inputs = with_leaves(inputs, self.batch(self._place(), dict(leaves_of(inputs))))
+                given = self.batch(self._place(), dict(leaves_of((inputs, kwargs))))
+            inputs, kwargs = with_leaves((inputs, kwargs), given)
             self._in_trainer = True
             try:
                 return compute(model, inputs, *args, **kwargs)
@@ -299,13 +303,9 @@ class InputFollower(Hooks):
             indices = result if name == "argmax" else result[1]
             routes = self._inside and type(scores) is torch.Tensor and threading.get_ident() == self._thread
             trains = torch.is_grad_enabled() or compat.graph_task() != -1
-            if (
-                self._busy
-                or not routes
-                or not trains
-                or scores.dim() < 2
-                or scores.shape[:-1] != indices.shape[: scores.dim() - 1]
-            ):
+            if self._busy or not routes or not trains or scores.dim() < 2:
+                return result
+            if scores.shape[:-1] != indices.shape[: scores.dim() - 1]:
                 return result
             text = f"{self.recorder.sites.here().module} ({name})"
             with self._our_own():

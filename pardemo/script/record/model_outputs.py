@@ -2,7 +2,7 @@
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,6 +28,8 @@ REFERENCE, SAMPLES = "reference.safetensors", "samples.safetensors"
 KEPT = 50_000_000
 #: Kinds of tensors. Behind ``output`` stand the order, the module and how often it had run.
 OUTPUT, PARAMETER, LOG_PROBABILITIES, ROUNDED = "output", "parameter", "log-probabilities", "rounded otherwise"
+#: How many logits a token has.
+VOCABULARY = "vocabulary"
 
 
 class ModelCall(Hooks):
@@ -57,8 +59,9 @@ class ModelCall(Hooks):
 
     def note_output(self, tokens: Any, output: Any) -> None:
         """Keeps the log-probabilities of the samples, where they are tokens and the output says them."""
-        if (chances := token_log_probabilities(output, tokens)) is not None:
-            self.tensors[LOG_PROBABILITIES] = chances
+        if ways := token_logits(output, tokens):
+            self.tensors[LOG_PROBABILITIES] = _log_probabilities(ways, tokens)
+            self.tensors[VOCABULARY] = torch.tensor(ways[0].shape[2])
 
     def note_rounding(self, tokens: Any, output: Any, again: Callable[[], Any]) -> None:
         """Keeps these, and what they are if the same call's layers round otherwise, in the last place of their type."""
@@ -66,8 +69,7 @@ class ModelCall(Hooks):
         if LOG_PROBABILITIES in self.tensors:
             buffers = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
             with torch.no_grad(), torch.random.fork_rng([]), _Rounded(), contextlib.suppress(Exception):
-                if (otherwise := token_log_probabilities(again(), tokens)) is not None:
-                    self.tensors[ROUNDED] = otherwise
+                self.tensors[ROUNDED] = _log_probabilities(token_logits(again(), tokens), tokens)
             for buffer, before in buffers:
                 buffer.data.copy_(before)
 
@@ -96,45 +98,48 @@ def samples_name(given: Mapping[str, Any]) -> str:
     return next(iter([*named, *tensors]), "")
 
 
-def token_log_probabilities(output: Any, tokens: Any) -> torch.Tensor | None:
-    """Computes each next token's log-probability from a model's output, [b, s, v] or [s, b, v] → [b, s - 1], in fp64.
+def token_logits(output: Any, tokens: Any) -> list[torch.Tensor]:
+    """Returns the logits in a model's output, [b, s, v]; none where the samples are no tokens, or it has none of them.
 
-    None where the samples are no tokens, or the output has no logits of them.
+    They may have been [s, b, v]. Where b = s nothing says which of the two, and both ways are returned.
     """
     if not isinstance(tokens, torch.Tensor) or tokens.dim() != 2 or tokens.dtype not in (torch.int64, torch.int32):
-        return None
+        return []
     for leaf in (leaf for _, leaf in leaves_of(output) if _is_plain(leaf) and leaf.dim() == 3):
-        logits = leaf if leaf.shape[:2] == tokens.shape else leaf.transpose(0, 1)
-        if logits.shape[:2] == tokens.shape and int(tokens.max()) < logits.shape[2]:
-            chances = logits.detach().double().log_softmax(-1)[:, :-1]
-            return chances.gather(-1, tokens[:, 1:, None].long().clamp(min=0)).squeeze(-1)
-    return None
+        ways = [way.detach() for way in (leaf, leaf.transpose(0, 1)) if way.shape[:2] == tokens.shape]
+        if ways and tokens.shape[1] > 1 and int(tokens.max()) < leaf.shape[2]:
+            return ways
+    return []
 
 
-class EngineFollower:
+def _log_probabilities(ways: Sequence[torch.Tensor], tokens: torch.Tensor) -> torch.Tensor:
+    """Computes each next token's log-probability by each of the logits, n times [b, s, v] → [n, b, s - 1], in fp64."""
+    wanted = tokens[:, 1:, None].long().clamp(min=0)
+    return torch.stack([way.double().log_softmax(-1)[:, :-1].gather(-1, wanted).squeeze(-1) for way in ways])
+
+
+class EngineFollower(Hooks):
     """Waits on a rank until a script calls a model with the recorded samples, keeps that call, and ends the script."""
 
     def __init__(self, recorder: Recorder, samples: str, path: str):
+        super().__init__()
         self._recorder, self._path = recorder, path
         self._samples = load_file(samples)
         self._tokens = self._samples[samples_name(self._samples)]
         self._inside = False
-        self._following = Hooks().following
 
     def __enter__(self) -> Self:
         module = torch.nn.Module
-        self._following.enter_context(compat.replaced(module, "__call__", self._around_call(module.__call__)))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._following.close()
+        self.following.enter_context(compat.replaced(module, "__call__", self._around_call(module.__call__)))
+        return super().__enter__()
 
     def _around_call(self, call_module: Any) -> Any:
         def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             given = dict(leaves_of((args, kwargs)))
             tokens: Any = given.get(samples_name(given))
             known = isinstance(tokens, torch.Tensor) and tokens.shape == self._tokens.shape
-            if self._inside or not known or not torch.equal(tokens.to(self._tokens.dtype), self._tokens):
+            model = known and next(module.children(), None) is not None  # and no table of embeddings alone
+            if self._inside or not model or not torch.equal(tokens.to(self._tokens.dtype), self._tokens):
                 return call_module(module, *args, **kwargs)
             self._inside = True
             with ModelCall(self._recorder, module) as seen:

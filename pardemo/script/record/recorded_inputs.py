@@ -24,7 +24,7 @@ from pardemo.script.record.recorder import Recorder
 from pardemo.signed_folders import checksums
 
 #: The file that says what the others are, written last; its format, and the version that is written and read.
-INDEX, FORMAT, VERSION = "recording.json", "pardemo recorded inputs", 1
+INDEX, FORMAT, VERSION = "recording.json", "pardemo recorded inputs", 2
 #: Bytes of a tensor beside the model's output up to which it is recorded: above it is a table, and no batch.
 LARGEST = 256 << 20
 #: What slots begin with: calls of models, a Trainer's inputs, the loss's tensors and numbers, draws, routes.
@@ -44,22 +44,21 @@ class InputRecorder(InputFollower):
         self._call: ModelCall | None = None
         recorder.on_finish = self._write
 
-    def _keep(self, position: BatchPosition, slot: str, tensor: torch.Tensor) -> None:
-        if tensor.nbytes <= LARGEST:
-            kept = tensor.detach().to("cpu").contiguous().clone()
-            self._kept.setdefault(position.step, {})[f"{position.micro}|{slot}"] = kept
+    def _keep(self, position: BatchPosition, slot: str, value: torch.Tensor | float) -> None:
+        plain = value.detach() if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=torch.float64)
+        self._kept.setdefault(position.step, {})[f"{position.micro}|{slot}"] = plain.to("cpu").contiguous().clone()
 
     def _keep_all(self, position: BatchPosition, kind: str, given: dict[str, Any]) -> dict[str, Any]:
         for name, leaf in given.items():
-            if type(leaf) is torch.Tensor and not leaf.requires_grad:
+            if type(leaf) in (int, float, torch.Tensor) and not getattr(leaf, "requires_grad", False):
                 self._keep(position, f"{kind}/{name}", leaf)
         return given
 
-    def called(self, position: BatchPosition, number: int, given: dict[str, Any]) -> dict[str, Any]:
-        return self._keep_all(position, f"{CALL}/{number}", given)
+    def called(self, position: BatchPosition, call: str, given: dict[str, Any]) -> dict[str, Any]:
+        return self._keep_all(position, f"{CALL}/{call}", given)
 
-    def begins(self, position: BatchPosition, number: int, model: torch.nn.Module) -> None:
-        if (position.step, position.micro, number) == (0, 0, 0) and os.environ.get("WORLD_SIZE") == "1":
+    def begins(self, position: BatchPosition, call: str, model: torch.nn.Module) -> None:
+        if (position.step, position.micro, call) == (0, 0, "0") and os.environ.get("WORLD_SIZE") == "1":
             self._call = self.following.enter_context(ModelCall(self.recorder, model))
 
     def returned(self, given: dict[str, Any], output: Any, again: Callable[[], Any]) -> None:
@@ -77,24 +76,26 @@ class InputRecorder(InputFollower):
         return self._keep_all(position, BATCH, given)
 
     def beside(self, position: BatchPosition, slot: str, tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) not in self._beside:
+        if id(tensor) not in self._beside and tensor.nbytes <= LARGEST:
             self._beside[id(tensor)] = tensor
             self._keep(position, f"{LOSS}/{slot}", tensor)
         return tensor
 
     def number(self, position: BatchPosition, slot: str, value: float) -> None:
-        self._keep(position, f"{NUMBER}/{slot}", torch.tensor(value, dtype=torch.float64))
+        self._keep(position, f"{NUMBER}/{slot}", value)
 
     def drawn(
         self, position: BatchPosition, slot: str, result: torch.Tensor, weights: torch.Tensor | None
     ) -> torch.Tensor:
+        if compat.graph_task() != -1:  # for the backward pass the same is computed again
+            return result
         self._keep(position, f"{DRAW}/{slot}", result)
         if weights is not None and weights.dim() == 2:
             self._keep(position, f"{DRAW}/{slot}{SCORES}", project_rows(weights))
         return result
 
     def routed(self, position: BatchPosition, slot: str, scores: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-        if compat.graph_task() != -1:  # for the backward pass the same is computed again
+        if compat.graph_task() != -1:
             return chosen
         self._keep(position, f"{ROUTE}/{slot}", chosen)
         self._keep(position, f"{ROUTE}/{slot}{SCORES}", project_rows(scores))
@@ -165,7 +166,7 @@ def read_recorded_inputs(folder: str) -> RecordedInputs:
         ranks, replicas, steps = sizes = [values[name] for name in ("ranks", "replicas", "steps")]
         files, layout = dict(values["files"]), dict(values["layout"])
         right = all(type(size) is int and size > 0 for size in sizes) and ranks % replicas == 0
-        if not right or files.keys() < {step_file(step, 0) for step in range(min(steps, 2**16))}:
+        if not right or not files.keys() >= {step_file(step, 0) for step in range(min(steps, 2**16))}:
             raise KeyError("files")
         result = RecordedInputs(folder, layout, ranks, replicas, steps, bool(values["double"]))
     except FileNotFoundError:

@@ -8,12 +8,21 @@ import torch
 
 @dataclass
 class SampleRows:
-    """The samples of a rank's micro-batch: which of the global batch's they are, and how many that has."""
+    """The samples of a rank's micro-batch: which of the global batch's they are, and how many that has.
+
+    ``fed``: whether they are in the place of the script's own. ``positions``: of its tokens, where each rank has a part
+    of each sample.
+    """
 
     rows: torch.Tensor
     total: int
     fed: bool
-    positions: torch.Tensor | None = None  # of its tokens, where each rank has a part of each sample
+    positions: torch.Tensor | None = None
+
+    def part_of(self, parts: list[torch.Tensor]) -> torch.Tensor | None:
+        """Returns the tensor of the recorded micro-batch that has these samples; None where several have them."""
+        which = (self.rows * len(parts) // self.total).unique()
+        return parts[int(which)] if len(which) == 1 else None
 
 
 def take_rows(parts: list[torch.Tensor], rows: torch.Tensor, axis: int = 0) -> torch.Tensor | None:
@@ -58,14 +67,14 @@ def mean_distance(local: torch.Tensor, recorded: torch.Tensor | None) -> float:
 def token_rows(micro: SampleRows, total: int, count: int, parts: int) -> Iterator[torch.Tensor]:
     """Lists which recorded rows a router's may be: of the micro-batch's samples, token by token or sample by sample.
 
-    Where a rank has a part of each sample's tokens, each block of them.
+    Where a rank has a part of each sample's tokens, each block of them; of those at its positions where it has some.
     """
     samples = len(micro.rows)
     of_each, here = total // micro.total, count // samples
-    if not here or total % micro.total or count % samples or of_each % here:
+    known = torch.arange(of_each) if micro.positions is None else micro.positions
+    if not here or total % micro.total or count % samples or len(known) % here or int(known.max()) >= of_each:
         return
-    for begin in range(0, of_each, here):
-        tokens = torch.arange(begin, begin + here)
+    for tokens in known.split(here):
         yield (micro.rows[:, None] * of_each + tokens).reshape(-1)
         of_part = micro.total // parts  # [s, b]: each micro-batch has its tokens in front
         part, row = micro.rows // of_part, micro.rows % of_part
