@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pardemo.script.compare.results import Proof
     from pardemo.script.resume.results import StopVerdict
     from pardemo.script.runtime.runner import ScriptError
-    from pardemo.script.step.replay_settings import ReplaySettings
+    from pardemo.script.step.pace import PaceSettings
     from pardemo.script.step.summary import Summary
 
 
@@ -63,10 +63,10 @@ def run_measure(arguments: argparse.Namespace) -> int:
     from pardemo.cluster import MAX_RANKS
     from pardemo.script.report import files, sections
     from pardemo.script.runtime import launch_lines, runner
-    from pardemo.script.step import full_size, measurement, replayed_hardware
+    from pardemo.script.step import full_size, measurement, paced_step
 
     program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
-    replay, cluster = _replay_and_cluster(arguments)
+    pace, cluster = _pace_and_cluster(arguments)
     full = full_size.full_size_question(arguments.full_size, arguments.gpus, arguments.sequence, arguments.micro_batch)
     asked = cluster.size if cluster else arguments.ranks
     with ends_in_order("measure"):
@@ -86,11 +86,11 @@ def run_measure(arguments: argparse.Namespace) -> int:
                 measured, seen = measurement.measure_launch(
                     launch, ranks=ranks, cluster=cluster, steps=arguments.steps,
                     folder=copy.folder if copy else None, timeout_s=arguments.timeout,
-                    replay=replay, log=out / "calls.csv" if out is not None else None,
+                    pace=pace, log=out / "calls.csv" if out is not None else None,
                 )  # fmt: skip
                 measured.notes += [copy.note] if copy else []
-            if replay is not None:
-                replayed_hardware.add_replayed_step(replay, measured, seen)
+            if pace is not None:
+                paced_step.add_paced_step(pace, measured, seen)
         except runner.ScriptError as error:
             if error.standstill is None:
                 raise
@@ -150,21 +150,21 @@ def _hosts(hosts: int, ranks: int) -> "Cluster":
     return Cluster(hosts, ranks // hosts, tier="none")
 
 
-def _replay_and_cluster(arguments: argparse.Namespace) -> "tuple[ReplaySettings | None, Cluster | None]":
+def _pace_and_cluster(arguments: argparse.Namespace) -> "tuple[PaceSettings | None, Cluster | None]":
     """Reads what ``--pace`` asks for, and the cluster of the run; None where there is none."""
-    from pardemo.script.step.replay_settings import cluster_of, read_replay_settings
+    from pardemo.script.step.pace import cluster_of, read_pace
 
-    replay = cluster = None
+    pace = cluster = None
     if arguments.pace is not None:
-        replay = read_replay_settings(arguments.pace, arguments.cluster, arguments.between, arguments.inside)
-        cluster = replay.cluster
+        pace = read_pace(arguments.pace, arguments.cluster, arguments.between, arguments.inside)
+        cluster = pace.cluster
     elif arguments.cluster is not None:
         cluster = cluster_of(arguments.cluster, arguments.between, arguments.inside)
     elif limited := [name for name in ("between", "inside") if getattr(arguments, name) is not None]:
         raise ValueError(f"--{limited[0]} limits the links of a cluster: say which, as --cluster 2x2")
     if cluster is not None and arguments.ranks not in (None, cluster.size):
         raise ValueError(f"--ranks {arguments.ranks} is not the {cluster.size} of --cluster {arguments.cluster}")
-    return replay, cluster
+    return pace, cluster
 
 
 def add_prove(commands: Any) -> None:

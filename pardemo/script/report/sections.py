@@ -52,7 +52,7 @@ def sections(measured: Summary, seen: Sequence[RankTrace] = ()) -> list[Section]
     notes = Section("notes", "What ran in another way", "", [Lines(measured.notes)])
     return [
         _findings(measured), _running(measured), _bytes(measured), _memory(measured, seen), full_size(measured),
-        _time(measured, seen), _replayed(measured), notes,
+        _time(measured, seen), _paced(measured), notes,
     ]  # fmt: skip
 
 
@@ -275,25 +275,25 @@ def _time(measured: Summary, seen: Sequence[RankTrace]) -> Section:
     return Section("time", "Time", f"milliseconds of {whose}, in the median step", below)
 
 
-def _replayed(measured: Summary) -> Section:
+def _paced(measured: Summary) -> Section:
     """Describes the step on other devices, or by arithmetic next to padded layers; empty without one."""
-    replayed = measured.replayed
-    if replayed is None:
+    paced = measured.paced
+    if paced is None:
         return Section("paced", "")
     ran = max(rank_times.step_s for rank_times in measured.time)
-    reckoned, alone, ran_ms = (f"{1e3 * seconds:,.2f}" for seconds in (replayed.step_s, replayed.alone_s, ran))
-    if replayed.layer_s:
+    reckoned, alone, ran_ms = (f"{1e3 * seconds:,.2f}" for seconds in (paced.step_s, paced.alone_s, ran))
+    if paced.layer_s:
         lead = (
-            f"each takes {1e3 * replayed.layer_s:g} ms forward and twice that backward; by arithmetic, with all else "
+            f"each takes {1e3 * paced.layer_s:g} ms forward and twice that backward; by arithmetic, with all else "
             f"at no cost and these links, a step is {reckoned} ms, and {alone} without communication; it took {ran_ms}"
         )
-        return Section("paced", "Layers that wait", lead, _times(replayed.time, 2, "nothing"))
+        return Section("paced", "Layers that wait", lead, _times(paced.time, 2, "nothing"))
     lead = (
         "reckoned, not run: this step's operations at the planner's rates, its collectives as nccl sends them, "
-        f"{replayed.links}: {reckoned} ms, and {alone} without communication"
+        f"{paced.links}: {reckoned} ms, and {alone} without communication"
     )
-    assumed = Lines([f"assumed: {line}" for line in replayed.assumed])
-    return Section("paced", f"On {replayed.on}", lead, [*_times(replayed.time, 2, "launches"), assumed])
+    assumed = Lines([f"assumed: {line}" for line in paced.assumed])
+    return Section("paced", f"On {paced.on}", lead, [*_times(paced.time, 2, "launches"), assumed])
 
 
 def _times(times: Sequence[Times], digits: int, other: str = "other") -> list[Block]:

@@ -67,7 +67,7 @@ class Times:
 
 
 @dataclass(frozen=True)
-class ReplayedStep:
+class PacedStep:
     """A step's predicted time on other devices. ``on``: which; ``links``: between which ranks, at which rates.
 
     ``time``: by rank. ``alone_s``: the step of a rank whose collectives took no time. ``layer_s``: what a layer took,
@@ -118,17 +118,16 @@ class Summary:
     time: list[Times]
     findings: list[StepFinding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    replayed: ReplayedStep | None = None
+    paced: PacedStep | None = None
     hosts: int = 1
     closures: int = 1  # how often a step calls the optimizer's
 
     def as_json(self) -> dict[str, Any]:
         """Returns the summary for JSON, with bytes and seconds of a step."""
         left_out = ("site", "shapes", "closures", "gloo_bytes")
-        keys = {"replayed": "paced"}  # by which programs know it
 
         def plain(thing: object) -> dict[str, Any]:
-            return {keys.get(name, name): value for name, value in vars(thing).items() if name not in left_out}
+            return {name: value for name, value in vars(thing).items() if name not in left_out}
 
         return plain(self) | {
             "parallelism": [parallelism.as_json() for parallelism in self.parallelism],
@@ -139,7 +138,7 @@ class Summary:
             ],
             "backend_bytes": self.gloo_bytes,
             "time": [plain(rank_times) for rank_times in self.time],
-            "paced": None if self.replayed is None else self.replayed.as_json(),
+            "paced": None if self.paced is None else self.paced.as_json(),
             "findings": [plain(finding) for finding in self.findings],
         }
 

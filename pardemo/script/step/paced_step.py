@@ -1,4 +1,4 @@
-"""Predicts a step's time on named GPUs and links by replaying its recorded operations and collectives."""
+"""Predicts a step's time on named GPUs and links by simulating its recorded operations and collectives."""
 
 import itertools
 import math
@@ -14,10 +14,10 @@ from pardemo.planner.layouts.programs import Program
 from pardemo.script.runtime.collectives import Call
 from pardemo.script.step.layer_padding import BACKWARD_PER_FORWARD
 from pardemo.script.step.operations import Operation, StepWork
+from pardemo.script.step.pace import PaceSettings
 from pardemo.script.step.rank_trace import WARM, RankTrace
-from pardemo.script.step.replay import ComputeTime, replay_step
-from pardemo.script.step.replay_settings import ReplaySettings
-from pardemo.script.step.summary import ReplayedStep, Summary
+from pardemo.script.step.simulation import ComputeTime, simulate_step
+from pardemo.script.step.summary import PacedStep, Summary
 
 #: Of a processor, for one operation from Python: 24 layers of width 1,024, some 3,200 operations, take 79 ms on an A100
 #: whether a micro-batch has one sample or nearly two (vTrain's measurements).
@@ -29,8 +29,8 @@ TF32 = 0.5
 ENDLESS = 1e30  # operations or bytes a second: takes no time
 
 
-def add_replayed_step(asked: ReplaySettings, measured: Summary, seen: Sequence[RankTrace]) -> None:
-    """Adds the replayed step that was asked for, with its predicted times, to the summary.
+def add_paced_step(asked: PaceSettings, measured: Summary, seen: Sequence[RankTrace]) -> None:
+    """Adds what ``--pace`` asks for to the summary: the predicted times of a step.
 
     Raises:
         ValueError: layers compute longer here than they are to take; what :func:`on_gpus` raises.
@@ -38,7 +38,7 @@ def add_replayed_step(asked: ReplaySettings, measured: Summary, seen: Sequence[R
     if asked.gpu:
         host_ranks = asked.cluster.ranks_per_host if asked.cluster else measured.ranks
         machine = devices(asked.gpu, measured.ranks, host_ranks, asked.between, asked.inside)
-        measured.replayed = on_gpus(seen, machine)
+        measured.paced = on_gpus(seen, machine)
         return
     own_s = {
         name: statistics.median(of_passes[len(of_passes) // 2 :])  # not the first steps, whose operators are followed
@@ -52,7 +52,7 @@ def add_replayed_step(asked: ReplaySettings, measured: Summary, seen: Sequence[R
             f"a layer cannot take {1e3 * asked.layer_s:g} ms here: {name} computes {1e3 * own_s[name]:.1f} ms "
             "by itself; give --pace more, or make the layers smaller"
         )
-    measured.replayed = on_layers(seen, asked.cluster or Cluster(1, measured.ranks))
+    measured.paced = on_layers(seen, asked.cluster or Cluster(1, measured.ranks))
 
 
 def devices(name: str, ranks: int, host_ranks: int, between: float | None, inside: float | None) -> Machine:
@@ -68,7 +68,7 @@ def devices(name: str, ranks: int, host_ranks: int, between: float | None, insid
     return machine if between is None else replace(machine, between=between)
 
 
-def on_gpus(seen: Sequence[RankTrace], machine: Machine) -> ReplayedStep:
+def on_gpus(seen: Sequence[RankTrace], machine: Machine) -> PacedStep:
     """Predicts the second step of all ranks on GPUs.
 
     Raises:
@@ -103,7 +103,7 @@ def _works(seen: Sequence[RankTrace]) -> dict[int, StepWork]:
 def _predict(
     seen: Sequence[RankTrace], machine: Machine, compute_s: ComputeTime, launch_s: float,
     communicate_s: Callable[[Call], float], assumed: list[str],
-) -> ReplayedStep:  # fmt: skip
+) -> PacedStep:  # fmt: skip
     """Predicts the second step of all ranks, and the same step with collectives that take no time.
 
     A collective that no later step has takes none.
@@ -111,14 +111,14 @@ def _predict(
     later = set().union(*(_later(trace) for trace in seen))
     calls = {trace.rank: trace.calls for trace in seen}
     programs = {rank: (work.list, calls[rank]) for rank, work in _works(seen).items()}
-    with_links = replay_step(
+    with_links = simulate_step(
         programs, compute_s, launch_s, lambda call: communicate_s(call) if _call_key(call) in later else None
     )
-    alone = replay_step(programs, compute_s, launch_s, lambda call: None)
-    return ReplayedStep(machine.gpu.name, _links(machine), with_links, max(run.step_s for run in alone), assumed)
+    alone = simulate_step(programs, compute_s, launch_s, lambda call: None)
+    return PacedStep(machine.gpu.name, _links(machine), with_links, max(run.step_s for run in alone), assumed)
 
 
-def on_layers(seen: Sequence[RankTrace], cluster: Cluster) -> ReplayedStep:
+def on_layers(seen: Sequence[RankTrace], cluster: Cluster) -> PacedStep:
     """Predicts the second step of all ranks with these links, layers of the given time, and no time for all else.
 
     It is what the run with padded layers is held against: the same arithmetic as :func:`on_gpus`, beside a measurement.
@@ -139,8 +139,8 @@ def on_layers(seen: Sequence[RankTrace], cluster: Cluster) -> ReplayedStep:
     def compute_s(rank: int, operation: Operation) -> float:
         return shares[rank].get(id(operation), 0.0)
 
-    replayed = _predict(seen, machine, compute_s, 0.0, communicate_s, [])
-    return replace(replayed, layer_s=seen[0].padded.forward_s if seen[0].padded else 0.0)
+    predicted = _predict(seen, machine, compute_s, 0.0, communicate_s, [])
+    return replace(predicted, layer_s=seen[0].padded.forward_s if seen[0].padded else 0.0)
 
 
 def _shares(trace: RankTrace) -> dict[int, float]:
