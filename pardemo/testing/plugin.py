@@ -78,7 +78,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     except ValueError as error:
         _refuse(f"{metafunc.definition.nodeid}: @pytest.mark.ranks: {error}")
     metafunc.fixturenames.append(PARAMETER)
-    metafunc.parametrize(PARAMETER, chosen, indirect=True, ids=[place.id for place in chosen])
+    metafunc.parametrize(PARAMETER, chosen, indirect=True, ids=[setup.id for setup in chosen])
 
 
 @pytest.hookimpl(trylast=True)
@@ -121,12 +121,12 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef, request: Any) -> "OnRank
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Runs a marked test's body on its ranks."""
-    place = setup_of(pyfuncitem)
-    if place is None:
+    setup = setup_of(pyfuncitem)
+    if setup is None:
         return None
     from pardemo.testing import runner
 
-    runner.run_on_ranks(pyfuncitem, place)
+    runner.run_on_ranks(pyfuncitem, setup)
     return True
 
 

@@ -239,7 +239,7 @@ def _corrected(arguments: argparse.Namespace) -> tuple["Job", str]:
         return job, ""
     left_out: list[str] = []
     job, line = correct_seconds(job, _runs(Path(arguments.measured), None, left_out))
-    return job, "\n".join([line, *(f"left out: {each}" for each in left_out)])
+    return job, "\n".join([line, *(f"left out: {line_left_out}" for line_left_out in left_out)])
 
 
 def money_per_billion(arguments: argparse.Namespace, predicted: "PredictedStep") -> float | None:

@@ -241,7 +241,7 @@ class Shape:
             (("linear", 0, 0), self.linear_layers),
             (("attention", 0, 0), self.layers - self.windowed_layers - self.linear_layers - sum(compressed)),
             (("attention", self.window, 0), self.windowed_layers),
-            *((("attention", self.window, place), layers) for place, layers in enumerate(compressed, 1)),
+            *((("attention", self.window, index), layers) for index, layers in enumerate(compressed, 1)),
         ]  # fmt: skip
         mlps = [("dense", self.dense_layers), ("experts", self.layers - self.dense_layers)]
         return tuple(

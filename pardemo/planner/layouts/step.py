@@ -177,7 +177,7 @@ def data_parallel(job: Job, layout: Layout, split: list[int], mean: Parts, parts
     """Adds to ``parts`` the traffic of ranks with the same parameters, and the update of what each rank owns."""
     machine, program = job.machine, job.program
     owned = max(
-        (owned_trained_params(job, layout, split, place) for place in range(layout.pp)),
+        (owned_trained_params(job, layout, split, index) for index in range(layout.pp)),
         key=lambda rank_params: rank_params.whole,
     )
     n = layout.replicas

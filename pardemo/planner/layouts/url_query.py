@@ -79,10 +79,10 @@ class Asked:
             "planned": explanations.describe_job(job, self.assumed).splitlines(),
             "notes": explanations.describe_trust(result) if result.best
             else [explanations.suggest_savings(result.least)],
-            "shown": [explanations.layout_json(each) for each in shown],
-            "names": [str(each.layout) for each in shown],
-            "words": [describe_layout(each.layout) for each in shown],
-            "money_per_billion_tokens": [layout_command.money_per_billion(self.arguments, each.step) for each in shown],
+            "shown": [explanations.layout_json(row) for row in shown],
+            "names": [str(row.layout) for row in shown],
+            "words": [describe_layout(row.layout) for row in shown],
+            "money_per_billion_tokens": [layout_command.money_per_billion(self.arguments, row.step) for row in shown],
             "room_bytes": job.machine.usable_bytes, "capacity_bytes": job.machine.gpu.memory_bytes,
             "parts": PARTS, "lines": LINES, "assumptions": list(changes(job)), "command": command_line(self.arguments),
         }  # fmt: skip

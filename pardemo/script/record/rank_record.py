@@ -296,7 +296,7 @@ def input_tensors(inputs: Any, given: Mapping[str, Any]) -> list[tuple[str, torc
     leaves = [leaf for name, value in named for leaf in _input_leaves(name, value)]
     tensors = [(name, tensor) for name, value in leaves if (tensor := _as_tensor(value)) is not None]
     tensors = tensors or [(name, tensor) for name, value in leaves if (tensor := _list_as_tensor(value)) is not None]
-    known = {name: place for place, name in enumerate(FIRST_INPUTS)}
+    known = {name: index for index, name in enumerate(FIRST_INPUTS)}
     return sorted(tensors, key=lambda item: known.get(item[0], len(known)))
 
 

@@ -262,10 +262,10 @@ def load(path: Path, measured: GpuProfile | None = None, left_out: list[str] | N
     if not knows(path):
         return runs.read(path, measured, left_out)
     published = read(path, left_out)
-    for place, run in enumerate(published):
+    for index, run in enumerate(published):
         cluster = run.job.machine
         if measured and cluster.gpu.name == measured.gpu.name:
             link = measured.measured_link or Link(path.name, cluster.between)
             cluster = measured.on_hosts(cluster.gpus, cluster.host_gpus, link)
-            published[place] = replace(run, job=replace(run.job, machine=cluster))
+            published[index] = replace(run, job=replace(run.job, machine=cluster))
     return published
