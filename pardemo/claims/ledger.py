@@ -12,7 +12,7 @@ from pardemo import argument_checks, project
 from pardemo.claims import declarations
 from pardemo.claims.declarations import LINKS, Claim
 from pardemo.claims.lines import Closing, Line
-from pardemo.claims.verdicts import AS_PREDICTED, COLUMNS, EVIDENCE, Row, agree, may_be_off, plain, short
+from pardemo.claims.verdicts import AS_PREDICTED, COLUMNS, EVIDENCE, ClaimRow, agree, may_be_off, plain, short
 from pardemo.cluster.tiers import Tier
 
 _EMPTY = dict.fromkeys(COLUMNS, "") | {"predicted": None, "measured": None, "rel": 0.0, "relation": "equal"}
@@ -55,13 +55,13 @@ class Ledger:
         self._path = Path(folder or project.output_dir()) / "claims" / f"{notebook}.json"
         claims = declarations.read_declarations(self._file) if self._file else {}
         self._declared = {self._full(id): replace(claim, id=self._full(id)) for id, claim in claims.items()}
-        self._rows: dict[str, Row] = {}
+        self._rows: dict[str, ClaimRow] = {}
         self._texts: dict[str, str] = {}  # each row as it stands in the file
         self._shown: dict[str, int] = {}  # claim -> the notebook's count of executions when its line was shown
         self._write()
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[ClaimRow]:
         return list(self._rows.values())
 
     def __call__(
@@ -213,7 +213,7 @@ class Ledger:
         """Adds a row, of :data:`COLUMNS`; what is not said is empty."""
         if not _ID.fullmatch(id):
             raise ValueError(f"a claim's id looks like s09.sent_per_rank or data_parallel.bucket_order, not {id!r}")
-        row = cast(Row, _EMPTY | {"id": id, "notebook": self.notebook} | values)
+        row = cast(ClaimRow, _EMPTY | {"id": id, "notebook": self.notebook} | values)
         before = self._rows.get(id, row)
         twice = id in self._rows and project.is_headless()
         if twice or (before["statement"], before["case"]) != (row["statement"], row["case"]):
@@ -229,7 +229,7 @@ class Ledger:
         project.write_text(self._path, text)
 
 
-def read(folder: str | Path | None = None) -> list[Row]:
+def read(folder: str | Path | None = None) -> list[ClaimRow]:
     """All claims of a run's folder, in the order of the notebooks: a row for each case.
 
     Raises:
@@ -243,13 +243,13 @@ def read(folder: str | Path | None = None) -> list[Row]:
     return [row for file in files for row in read_ledger(file)]
 
 
-def read_ledger(file: Path) -> list[Row]:
+def read_ledger(file: Path) -> list[ClaimRow]:
     """The claims of one notebook; ValueError where the file is not such a ledger."""
     try:
         rows = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(rows, list):
             raise TypeError("not a list")
-        return [cast(Row, {name: row[name] for name in COLUMNS}) for row in rows]
+        return [cast(ClaimRow, {name: row[name] for name in COLUMNS}) for row in rows]
     except (ValueError, KeyError, TypeError, IsADirectoryError, RecursionError) as error:
         raise ValueError(f"{file} is not a ledger of claims: {error}") from None
 

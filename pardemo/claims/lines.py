@@ -4,7 +4,7 @@ import html
 import re
 from collections.abc import Iterable, Sequence
 
-from pardemo.claims.verdicts import AS_PREDICTED, VERDICTS, Row, predicted_text, short
+from pardemo.claims.verdicts import AS_PREDICTED, VERDICTS, ClaimRow, predicted_text, short
 
 #: Sign and colour of a verdict. A rendered page has shades of its own for a light and a dark screen; JupyterLab, which
 #: knows none of them, gets one that is readable on both.
@@ -36,7 +36,7 @@ class Line:
         rows: the ledger's rows of one claim, at least one.
     """
 
-    def __init__(self, rows: Sequence[Row]):
+    def __init__(self, rows: Sequence[ClaimRow]):
         self._rows = list(rows)
 
     def __repr__(self) -> str:
@@ -65,7 +65,7 @@ class Line:
 class Closing:
     """A chapter's claims at its end: the counts, the sentences of those not as predicted, and all of it folded."""
 
-    def __init__(self, rows: Sequence[Row]):
+    def __init__(self, rows: Sequence[ClaimRow]):
         self._rows = list(rows)
         self._claims = list(by_claim(rows).values())
 
@@ -79,13 +79,13 @@ class Closing:
         return f'<div class="claims"><p><b>{html.escape(summary(self._rows))}</b></p>{odd}{table}</div>'
 
 
-def _sentence(rows: Sequence[Row]) -> str:
+def _sentence(rows: Sequence[ClaimRow]) -> str:
     """A claim by its sign and its sentence: figures and reason stand where it was measured."""
     sign, colour = SIGNS[worst(rows)]
     return f'<div><span style="color:{colour};font-weight:bold">{sign}</span> {html.escape(_said(rows))}</div>'
 
 
-def summary(rows: Sequence[Row]) -> str:
+def summary(rows: Sequence[ClaimRow]) -> str:
     """``37 claims in 62 cases: 35 hold, 2 differ.``"""
     if not rows:
         return "No claim yet."
@@ -100,25 +100,25 @@ def summary(rows: Sequence[Row]) -> str:
     return f"{len(verdicts)} claim{'s' if len(verdicts) != 1 else ''}{cases}: {', '.join(counts)}."
 
 
-def by_claim(rows: Iterable[Row]) -> dict[str, list[Row]]:
+def by_claim(rows: Iterable[ClaimRow]) -> dict[str, list[ClaimRow]]:
     """The rows of each claim, by its id, in their order."""
-    rows_by_claim: dict[str, list[Row]] = {}
+    rows_by_claim: dict[str, list[ClaimRow]] = {}
     for row in rows:
         rows_by_claim.setdefault(row["claim"], []).append(row)
     return rows_by_claim
 
 
-def _said(rows: Sequence[Row]) -> str:
+def _said(rows: Sequence[ClaimRow]) -> str:
     """A claim's sentence without its full stop: its figures follow."""
     return rows[0]["statement"].removesuffix(".")
 
 
-def worst(rows: Iterable[Row]) -> str:
+def worst(rows: Iterable[ClaimRow]) -> str:
     """A claim's verdict is that of its worst case."""
     return max((row["verdict"] for row in rows), key=VERDICTS.index)
 
 
-def _figures(rows: list[Row], bold: bool = False) -> str:
+def _figures(rows: list[ClaimRow], bold: bool = False) -> str:
     """``predicted 8 φ ± 1 %, measured 8.00 (N = 2), 8.01 (N = 4)``, shortened where that says as much."""
     measured = [row for row in rows if row["measured"] is not None]
     if not measured:
@@ -128,7 +128,7 @@ def _figures(rows: list[Row], bold: bool = False) -> str:
         return f"yes ({cases})" if cases else "yes"
     plain = html.escape if bold else str
 
-    def figure(row: Row) -> str:
+    def figure(row: ClaimRow) -> str:
         text = plain(short(row["measured"]))
         return (f"<b>{text}</b>" if bold else text) + plain(_unit(row))
 
@@ -146,7 +146,7 @@ def _figures(rows: list[Row], bold: bool = False) -> str:
     )
 
 
-def _figure_word(row: Row) -> str:
+def _figure_word(row: ClaimRow) -> str:
     """The word before the figure beside a prediction: measured, computed, or published by a paper.
 
     Where published figures have a bound, the figure was computed from them, such as how far a model misses them.
@@ -156,23 +156,23 @@ def _figure_word(row: Row) -> str:
     return "computed" if row["evidence"] == "arithmetic" else "measured"
 
 
-def _unit(row: Row) -> str:
+def _unit(row: ClaimRow) -> str:
     return f" {row['unit']}" if row["unit"] else ""
 
 
-def _prediction(row: Row) -> str:
+def _prediction(row: ClaimRow) -> str:
     """``predicted 8 φ ± 1 %``, ``at most 1e-05``; a tolerance that no reader would notice is left to the table."""
     figure = short(row["predicted"]) + _unit(row)
     return f"predicted {figure}{_tolerance(row)}" if row["relation"] == "equal" else f"{row['relation']} {figure}"
 
 
-def _tolerance(row: Row) -> str:
+def _tolerance(row: ClaimRow) -> str:
     """`` ± 1 %``; nothing of 0, of a bound, and where no reader would notice it."""
     noticed = row["relation"] == "equal" and row["rel"] >= NOTICED and row["predicted"]
     return f" ± {100 * row['rel']:.3g} %" if noticed else ""
 
 
-def _spread(rows: list[Row]) -> str:
+def _spread(rows: list[ClaimRow]) -> str:
     pairs = [(row["predicted"], row["measured"]) for row in rows if row["relation"] == "equal"]
     numbers = [(p, m) for p, m in pairs if not isinstance(p, (bool, str)) and not isinstance(m, (bool, str)) and p]
     if len(numbers) == len(rows):
@@ -187,7 +187,7 @@ def _spread(rows: list[Row]) -> str:
     return ", ".join(f"{n} {verdict}" for verdict in VERDICTS if (n := [r["verdict"] for r in rows].count(verdict)))
 
 
-def sentences(rows: list[Row]) -> list[str]:
+def sentences(rows: list[ClaimRow]) -> list[str]:
     """The reasons of the cases that are not as predicted; a reason that several cases share comes once."""
     values_by_sentence: dict[str, list[str]] = {}  # sentence -> the values that hold instead of the prediction
     bounds = {}  # sentence -> what kind of prediction it is: equal, at most, at least
@@ -208,7 +208,7 @@ def _sentence_text(sentence: str, values: str, relation: str) -> str:
     return text[0].upper() + text[1:] + "." * (text[-1] not in ".!?")
 
 
-def _cases(rows: Sequence[Row]) -> str:
+def _cases(rows: Sequence[ClaimRow]) -> str:
     """The cases of one claim as a small table: prediction, tolerance and unit once where all cases share them."""
     unit = _unit(rows[0]) if len({_unit(row) for row in rows}) == 1 else ""
     tolerance = _tolerance(rows[0]) if len({_tolerance(row) for row in rows}) == 1 else ""
@@ -224,7 +224,7 @@ def _cases(rows: Sequence[Row]) -> str:
     return f'{": " if common else ""}{common}<table style="margin:.2em 0 .2em 1.4em"><tr>{head}</tr>{body}</table>'
 
 
-def _table(rows: Iterable[Row]) -> str:
+def _table(rows: Iterable[ClaimRow]) -> str:
     heads = "".join(f"<th>{head}</th>" for head in ("claim", "case", "predicted", "measured", "evidence", ""))
     lines, before = [], ""
     for row in rows:

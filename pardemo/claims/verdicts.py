@@ -22,7 +22,7 @@ SECONDS = ("time", "host links", "paced links", "paced")
 AS_PREDICTED = "measured as"
 
 
-class Row(TypedDict):
+class ClaimRow(TypedDict):
     """One case of a claim, as a ledger's JSON and a run's ``claims.csv`` have it; what is not said is empty."""
 
     id: str  #: the claim's, and behind it the case's: ``s30.rows_first.n4``
@@ -42,7 +42,7 @@ class Row(TypedDict):
     because: str  #: why the tolerance is what it is
 
 
-COLUMNS = tuple(Row.__annotations__)
+COLUMNS = tuple(ClaimRow.__annotations__)
 
 
 def agree(predicted: Any, measured: Any, rel: float, relation: str) -> bool:
@@ -70,12 +70,12 @@ def may_be_off(evidence: str, reason: str) -> bool:
     return evidence in SECONDS or (evidence == "published" and bool(reason))
 
 
-def agrees(row: Row) -> bool:
+def agrees(row: ClaimRow) -> bool:
     """Whether a row's measurement is what it predicts, judged anew from the figures of the row."""
     return row["measured"] is not None and agree(row["predicted"], row["measured"], row["rel"], row["relation"])
 
 
-def follows(row: Row) -> bool:
+def follows(row: ClaimRow) -> bool:
     """Whether a row's verdict is what a :class:`pardemo.Ledger` gives for its figures."""
     verdict, reason = row["verdict"], row["reason"]
     if row["measured"] is None:
@@ -100,7 +100,7 @@ def plain(value: Any) -> float | int | bool | str:
     return int(value) if value.is_integer() and abs(value) < 2**53 else value
 
 
-def predicted_text(row: Row) -> str:
+def predicted_text(row: ClaimRow) -> str:
     """The prediction as a table shows it, with its tolerance: ``4,194,304``, ``52.1 ± 1 %``, ``≤ 1e-06``."""
     bound, tolerance = {"at most": "≤ ", "at least": "≥ "}.get(row["relation"], ""), ""
     compared = isinstance(row["predicted"], (int, float)) and not isinstance(row["predicted"], bool)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pardemo import claims, project
 from pardemo.book.contents import CHAPTERS
 from pardemo.book.run import scorecard
-from pardemo.claims import Row
+from pardemo.claims import ClaimRow
 from pardemo.claims.lines import Line
 from pardemo.draw import pictures
 from pardemo.formulas import published
@@ -68,11 +68,11 @@ class Finding:
         return f"{drawn[0]}.ipynb" if drawn else ""
 
 
-def furthest(rows: Iterable[Row], most: int = 5) -> "HTML":
+def furthest(rows: Iterable[ClaimRow], most: int = 5) -> "HTML":
     """The claims that are off by the largest factors, one line each: the case that is furthest, and why."""
     from IPython.display import HTML
 
-    furthest_by_claim: dict[str, tuple[float, Row]] = {}
+    furthest_by_claim: dict[str, tuple[float, ClaimRow]] = {}
     for row in rows:
         value = scorecard.ratio(row) if row["verdict"] == "off" else None
         if value and value > 0:
@@ -84,7 +84,7 @@ def furthest(rows: Iterable[Row], most: int = 5) -> "HTML":
     return HTML("".join(_missed(factor, row) for factor, row in ranked) or "<p>None.</p>")
 
 
-def _missed(factor: float, row: Row) -> str:
+def _missed(factor: float, row: ClaimRow) -> str:
     case = f" ({html.escape(row['case'])})" if row["case"] else ""
     figures = f"{claims.predicted_text(row)}, found {claims.short(row['measured'])} {row['unit']}".strip()
     return (
@@ -93,13 +93,13 @@ def _missed(factor: float, row: Row) -> str:
     )
 
 
-def _link(row: Row) -> str:
+def _link(row: ClaimRow) -> str:
     """To a claim's chapter, by its title; the claim's id is a hover text."""
     title = CHAPTERS.get(project.chapter_name(row["notebook"]), row["notebook"])
     return f'<a href="{row["notebook"]}.ipynb" title="{html.escape(row["claim"])}">{html.escape(title)}</a>'
 
 
-def of_papers(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def of_papers(rows: Sequence[ClaimRow]) -> list[dict[str, Any]]:
     """For each paper its cases by verdict, and how far measured and printed are apart at most."""
     table = []
     for start, name in scorecard.PAPERS.items():
