@@ -14,7 +14,7 @@ from pardemo.script.step.group_kinds import GroupKind, groups_by_kind
 from pardemo.script.step.parallelism import Parallelism
 from pardemo.script.step.rank_trace import RankTrace
 from pardemo.script.step.script_memory import memory_timeline
-from pardemo.script.step.summary import Row, Summary, Times
+from pardemo.script.step.summary import CollectiveRow, Summary, Times
 from pardemo.script.words import count_text, first_of
 from pardemo.tables import amount
 from pardemo.world.errors import ranks_text
@@ -162,9 +162,9 @@ def _bytes(measured: Summary) -> Section:
     return Section("bytes", "Bytes a step", lead, [Table(columns, _collectives(measured), most=ROWS)])
 
 
-def _merge_numbered(rows: list[Row]) -> list[Row]:
+def _merge_numbered(rows: list[CollectiveRow]) -> list[CollectiveRow]:
     """Merges rows of modules whose names differ in a number alone, as ``layers.*``."""
-    together: dict[tuple, list[Row]] = {}
+    together: dict[tuple, list[CollectiveRow]] = {}
     for row in rows:
         form = re.sub(r"\d+", "*", row.module), re.sub(r"\d+", "*", row.why)
         together.setdefault((row.kind, row.ranks, row.line, row.site.phase, row.dtype, *form), []).append(row)

@@ -17,7 +17,7 @@ from pardemo.script.step.parallelism import (
     ZeroOptions,
 )
 from pardemo.script.step.shapes import REPLICATED, ExpectedTraffic
-from pardemo.script.step.summary import Row, StepFinding, Summary
+from pardemo.script.step.summary import CollectiveRow, StepFinding, Summary
 from pardemo.script.words import first_of
 from pardemo.tables import amount
 
@@ -36,7 +36,7 @@ _GATHERED = "as many bytes as all parameters, of which each rank has updated its
 BY_HAND = {_SUMMED: "data parallel", _SCATTERED: "data parallel with a sharded optimizer"}
 
 
-def rows_of(measured: Summary, kinds: Iterable[str], ranks: tuple[int, ...]) -> list[Row]:
+def rows_of(measured: Summary, kinds: Iterable[str], ranks: tuple[int, ...]) -> list[CollectiveRow]:
     """Returns a group's rows of these kinds, without those of an evaluation, which no formula covers."""
     of_group = [row for row in measured.collectives if row.kind in kinds and row.ranks == ranks]
     return [row for row in of_group if row.site.phase != "evaluation"]
@@ -47,12 +47,12 @@ def low_precision(measured: Summary) -> str:
     return next((dtype for dtype in measured.model["computed_in"] if dtype in ("bfloat16", "float16")), "")
 
 
-def bytes_of(rows: Iterable[Row]) -> float:
+def bytes_of(rows: Iterable[CollectiveRow]) -> float:
     """Returns the bytes that rows send together."""
     return sum(row.bytes for row in rows)
 
 
-def share_expected(rows: list[Row], expected: float, why: str = "") -> None:
+def share_expected(rows: list[CollectiveRow], expected: float, why: str = "") -> None:
     """Divides a formula's bytes over rows in proportion to what each sent, and says what they are."""
     sent = bytes_of(rows)
     for row in rows:
@@ -61,7 +61,7 @@ def share_expected(rows: list[Row], expected: float, why: str = "") -> None:
 
 
 def expect_together(
-    rows: list[Row], expected: float, why: str, name: str = "", reason: str = ""
+    rows: list[CollectiveRow], expected: float, why: str, name: str = "", reason: str = ""
 ) -> Iterator[StepFinding]:
     """Compares what several rows sent together with a formula; adds a finding where they differ."""
     share_expected(rows, expected, why)
@@ -175,7 +175,9 @@ def fsdp2(measured: Summary, fsdp: Parallelism) -> Iterator[StepFinding]:
                 row.why = f"shards of gradients of {row.module}, summed over the replicas"
 
 
-def _gathered_again(options: Fsdp2Options, unit: str, backward: bool, calls: float, m: int, rows: list[Row]) -> str:
+def _gathered_again(
+    options: Fsdp2Options, unit: str, backward: bool, calls: float, m: int, rows: list[CollectiveRow]
+) -> str:
     """Says why a unit is gathered more often than once; empty where that is not known."""
     runs = options.runs.get(unit, 0) / m
     if any(row.site.phase == "between" for row in rows):
@@ -270,7 +272,7 @@ def expect_traffic(measured: Summary) -> list[StepFinding]:
     return findings
 
 
-def _fits(traffic: ExpectedTraffic, row: Row) -> bool:
+def _fits(traffic: ExpectedTraffic, row: CollectiveRow) -> bool:
     """Whether a row may be this traffic: the same kind of call, in its group and phase, of a tensor of its size."""
     if row.kind != traffic.kind or row.ranks != tuple(traffic.ranks):
         return False
@@ -283,9 +285,11 @@ def _fits(traffic: ExpectedTraffic, row: Row) -> bool:
     return not elements or any(prod(shape) in (elements, elements // n) for shape in row.shapes)
 
 
-def _together(fits: list[tuple[ExpectedTraffic, list[Row]]]) -> list[tuple[list[ExpectedTraffic], list[Row]]]:
+def _together(
+    fits: list[tuple[ExpectedTraffic, list[CollectiveRow]]],
+) -> list[tuple[list[ExpectedTraffic], list[CollectiveRow]]]:
     """Joins traffic that shares rows, with those rows; traffic without any is left out."""
-    sets: list[tuple[list[ExpectedTraffic], list[Row]]] = []
+    sets: list[tuple[list[ExpectedTraffic], list[CollectiveRow]]] = []
     for traffic, rows in fits:
         if not rows:
             continue
@@ -298,7 +302,7 @@ def _together(fits: list[tuple[ExpectedTraffic, list[Row]]]) -> list[tuple[list[
     return sets
 
 
-def _compare_rows(measured: Summary, predicted: list[ExpectedTraffic], rows: list[Row]) -> list[StepFinding]:
+def _compare_rows(measured: Summary, predicted: list[ExpectedTraffic], rows: list[CollectiveRow]) -> list[StepFinding]:
     """Fills in the expected bytes, and the reason for a difference, of rows that belong together."""
     expected, sent = sum(traffic.bytes for traffic in predicted), bytes_of(rows)
     vocabularies, findings = measured.model.get("vocabularies", []), []
@@ -322,7 +326,7 @@ def _compare_rows(measured: Summary, predicted: list[ExpectedTraffic], rows: lis
 
 
 def _shared_inputs(
-    predicted: list[ExpectedTraffic], rows: list[Row], expected: float, sent: float
+    predicted: list[ExpectedTraffic], rows: list[CollectiveRow], expected: float, sent: float
 ) -> list[StepFinding]:
     """Several layers that take one input, and each gather it, or sum its gradient; nothing where that is not why."""
     again = sum(traffic.again_bytes for traffic in predicted)
@@ -346,7 +350,7 @@ def _shared_inputs(
 
 
 def _difference(
-    measured: Summary, predicted: list[ExpectedTraffic], rows: list[Row], expected: float, sent: float
+    measured: Summary, predicted: list[ExpectedTraffic], rows: list[CollectiveRow], expected: float, sent: float
 ) -> str:
     """Says why more, or less, was sent than the formula predicts."""
     times, m = sent / expected if expected else 0.0, measured.micro_batches
@@ -363,7 +367,7 @@ def _difference(
     return f"the formula says {amount(expected)} for all {amount(sent)}; why it differs is not known"
 
 
-def gathered_logits(row: Row, nbytes: float) -> StepFinding:
+def gathered_logits(row: CollectiveRow, nbytes: float) -> StepFinding:
     """Finds logits that are gathered whole."""
     return StepFinding(
         f"logits are gathered whole, {_times_text(row)} a step: a figure of them can be counted on each rank, a loss "
@@ -371,7 +375,7 @@ def gathered_logits(row: Row, nbytes: float) -> StepFinding:
     )  # fmt: skip
 
 
-def _times_text(row: Row) -> str:
+def _times_text(row: CollectiveRow) -> str:
     return "once" if row.calls == 1 else f"{row.calls:.2g} times"
 
 
@@ -479,7 +483,7 @@ def _parameter_bytes(measured: Summary) -> int:
     return sum(sizes.get(dtype, 0) * count for dtype, count in measured.model.get("dtypes", {}).items())
 
 
-def _other(measured: Summary, row: Row) -> tuple[str, str | StepFinding]:
+def _other(measured: Summary, row: CollectiveRow) -> tuple[str, str | StepFinding]:
     """Says what a row is that no parallelism has, and what to change: objects, barriers, metrics, small messages."""
     times, between = _times_text(row), row.site.phase == "between"
     if len(row.ranks) == 1:

@@ -16,7 +16,7 @@ from pardemo.script.words import count_text
 
 
 @dataclass
-class Row:
+class CollectiveRow:
     """Collectives of one kind, group and call site: their number in the median step, and the bytes that a rank sends.
 
     ``bytes``: by an algorithm that sends the least, of the rank that sends most: ``rank``, where not all send as much.
@@ -110,7 +110,7 @@ class Summary:
     backend: str
     parallelism: list[Parallelism]
     model: dict[str, Any]
-    collectives: list[Row]
+    collectives: list[CollectiveRow]
     sent_bytes: list[float]
     wire_bytes: list[float] | None
     gloo_bytes: list[float]
@@ -216,7 +216,7 @@ def typical(of_steps: Sequence[float]) -> float:
     return statistics.median(of_steps) or statistics.fmean(of_steps)
 
 
-def _rows(seen: Sequence[RankTrace], steps: range) -> list[Row]:
+def _rows(seen: Sequence[RankTrace], steps: range) -> list[CollectiveRow]:
     """Makes rows of the calls of each group's first rank, with the most bytes that a rank sends by them.
 
     Of a gather, a reduction to one rank or an uneven all-to-all not all ranks send as much.
@@ -242,7 +242,7 @@ def _rows(seen: Sequence[RankTrace], steps: range) -> list[Row]:
         most = max(medians, key=lambda rank: (medians[rank], -rank))
         uneven = most if kind != "send" and min(medians.values()) < 0.9 * medians[most] else None
         shapes = tuple(dict.fromkeys(shape for call in calls for shape in call.shapes))
-        row = Row(kind, ranks, number or len(calls) / len(steps), medians[most], site, dtype, shapes)
+        row = CollectiveRow(kind, ranks, number or len(calls) / len(steps), medians[most], site, dtype, shapes)
         rows.append(replace(row, rank=uneven))
     return sorted(rows, key=lambda row: (-row.bytes, row.kind, row.ranks))
 
