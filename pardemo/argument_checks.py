@@ -19,7 +19,7 @@ def at_least(arguments: argparse.Namespace, least: int, *names: str) -> None:
             raise ValueError(f"--{name.replace('_', '-')} must be {limit}, not {value}")
 
 
-def whole(value: Any, name: str, least: int = 1, most: int | None = None) -> int:
+def whole_number(value: Any, name: str, least: int = 1, most: int | None = None) -> int:
     """Returns the value, a whole number of at least ``least``, and of at most ``most`` where that is given.
 
     Raises:

@@ -51,7 +51,7 @@ class ParallelDims:
 
     def __post_init__(self) -> None:
         for axis in AXES:
-            argument_checks.whole(getattr(self, axis), axis)
+            argument_checks.whole_number(getattr(self, axis), axis)
         named, needed = self.order.split("-"), {axis for axis in AXES if getattr(self, axis) > 1}
         if len(set(named)) < len(named) or not needed <= set(named) <= set(AXES):
             raise ValueError(

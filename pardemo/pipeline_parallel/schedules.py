@@ -123,7 +123,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         for name in ("ranks", "micro_batches", "chunks"):
-            argument_checks.whole(getattr(self, name), name)
+            argument_checks.whole_number(getattr(self, name), name)
 
     @property
     def stages(self) -> int:

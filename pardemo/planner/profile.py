@@ -168,7 +168,7 @@ def parse_profile(values: Any) -> GpuProfile:
     inside, between = (_link(values, name) for name in LINKS)
     host_gpus, bf16 = values.get("host_gpus"), values.get("bf16", True)
     if host_gpus is not None:
-        argument_checks.whole(host_gpus, "host_gpus")
+        argument_checks.whole_number(host_gpus, "host_gpus")
     if not isinstance(bf16, bool):
         raise ValueError(f"bf16 must be true or false, not {bf16!r}")
     gpu = Gpu(

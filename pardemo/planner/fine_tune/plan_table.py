@@ -48,7 +48,7 @@ class Request:
 
     def __post_init__(self):
         for name in ("tp", "pp", "samples_per_step", "steps"):
-            argument_checks.whole(getattr(self, name), name)
+            argument_checks.whole_number(getattr(self, name), name)
         if self.machine.gpus % (self.tp * self.pp):
             raise ValueError(f"{self.machine.gpus} GPUs do not divide by tp {self.tp} × pp {self.pp}")
         check_tensor_parallel(self.job.config, self.tp)

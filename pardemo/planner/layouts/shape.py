@@ -216,8 +216,8 @@ class Shape:
 
     def __post_init__(self):
         for field in ("layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocabulary"):
-            argument_checks.whole(getattr(self, field), field)
-        head_dim = argument_checks.whole(self.head_dim or self.hidden // self.heads, "a head's width")
+            argument_checks.whole_number(getattr(self, field), field)
+        head_dim = argument_checks.whole_number(self.head_dim or self.hidden // self.heads, "a head's width")
         object.__setattr__(self, "head_dim", head_dim)
         object.__setattr__(self, "value_dim", self.value_dim or head_dim)
         if not self.projections:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from pardemo.argument_checks import whole
+from pardemo.argument_checks import whole_number
 from pardemo.script.compare import across_layouts, replayed_inputs, run_layouts, runs
 from pardemo.script.compare.closeness import nearly_equal
 from pardemo.script.compare.comparison import LayoutComparison, compare_layout
@@ -334,5 +334,5 @@ def script(
         ProveError: the reference could not be run, took no step, or is not the same twice.
     """
     words = run_layouts.words_of(line) if isinstance(line, str) else list(line)
-    options = runs.RunOptions(steps=whole(steps, "steps"), double=double, timeout_s=timeout_s)
+    options = runs.RunOptions(steps=whole_number(steps, "steps"), double=double, timeout_s=timeout_s)
     return compare_layouts(run_layouts.from_texts(layouts, words), options)

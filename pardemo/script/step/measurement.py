@@ -63,7 +63,7 @@ def measure_launch(
         pace: whose step is predicted: its operations are recorded, and layers take the time that it says.
         log: a file for the table of all calls, which is written also of a run that failed, or was interrupted.
     """
-    argument_checks.whole(steps, "steps")
+    argument_checks.whole_number(steps, "steps")
     working_folder = os.path.abspath(folder or os.getcwd())
     started, text = script_text(launch, working_folder)
     if (free := psutil.virtual_memory().available) < ranks * RANK_BYTES:
