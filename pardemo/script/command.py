@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pardemo import argument_checks, project
 from pardemo.script.search import command as search_command
@@ -15,11 +15,16 @@ from pardemo.termination import ends_in_order
 
 if TYPE_CHECKING:
     from pardemo.cluster import Cluster
-    from pardemo.script.compare.results import Proof
-    from pardemo.script.resume.results import StopVerdict
+    from pardemo.script.compare.run_layouts import RunLayout
+    from pardemo.script.record.recorded_inputs import RecordedInputs
     from pardemo.script.runtime.runner import ScriptError
     from pardemo.script.step.pace import PaceSettings
-    from pardemo.script.step.summary import Summary
+
+
+class JsonResult(Protocol):
+    """A result that is printed as a screen, or as JSON."""
+
+    def as_json(self) -> dict[str, Any]: ...
 
 
 def add_measure(commands: Any) -> None:
@@ -106,7 +111,7 @@ def run_measure(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _print_result(arguments: argparse.Namespace, result: "Summary | Proof | StopVerdict", screen: str) -> None:
+def _print_result(arguments: argparse.Namespace, result: "JsonResult", screen: str) -> None:
     """Prints a result as JSON where that was asked for, else its screen."""
     print(json.dumps(result.as_json(), indent=1) if arguments.json else screen)
 
@@ -226,29 +231,13 @@ def run_prove(arguments: argparse.Namespace) -> int:
         return run_record(arguments)
     if arguments.outputs:
         return run_outputs(arguments)
-    from pardemo.script.compare import run_layouts
-    from pardemo.script.runtime import launch_lines
+    from pardemo.script.runtime import launch_lines, runner
 
-    settings: dict[str, Any] = {}
-    recorded: Any = None
-    if arguments.layout:
-        if not arguments.words:
-            raise ValueError("say the script behind --, as -- train.py --batch {batch}")
-        if arguments.replay is not None:
-            wanted, recorded = _replayed_layouts(arguments)
-        else:
-            wanted = run_layouts.from_texts(arguments.layout, arguments.words)
-    elif arguments.replay is not None:
-        raise ValueError('say the layouts that are fed, as --layout "ranks=4 batch=2", and the script behind --')
-    else:
-        if len(arguments.words) > 1:
-            raise ValueError('say the layouts, as --layout "ranks=1 batch=8" --layout "ranks=4 batch=2"')
-        wanted, settings = run_layouts.from_file(arguments.words[0] if arguments.words else "prove.toml")
-    for layout in wanted:
-        launch = launch_lines.read_launch(list(layout.line), layout.ranks)
-        if not launch.module and not os.path.isfile(launch.script):
-            raise ValueError(f"there is no script {launch.script}")
-    from pardemo.script.compare import proof, runs
+    wanted, settings, recorded = _asked_layouts(arguments)
+    launches = [launch_lines.read_launch(list(layout.line), layout.ranks) for layout in wanted]
+    for launch in launches:
+        runner.script_text(launch, os.getcwd())  # before torch is loaded: it refuses a script that is not there
+    from pardemo.script.compare import proof, replayed_inputs, runs
     from pardemo.script.report import proof_page
 
     asked = runs.RunOptions(
@@ -256,8 +245,6 @@ def run_prove(arguments: argparse.Namespace) -> int:
         timeout_s=arguments.timeout,
     )  # fmt: skip
     if recorded is not None:
-        from pardemo.script.compare import replayed_inputs
-
         asked = replayed_inputs.on_recorded_inputs(asked, recorded)
     out = proof_page.proof_folder(arguments.out) if arguments.out is not None else None
     with ends_in_order("prove"), _beside_stdout():
@@ -266,21 +253,39 @@ def run_prove(arguments: argparse.Namespace) -> int:
             if result.details:
                 print(result.details)  # with what the ranks print
     if out is not None:
-        script = launch_lines.read_launch(list(wanted[0].line), wanted[0].ranks).script
-        proof_page.write_proof(out, compared, os.path.basename(script))
+        proof_page.write_proof(out, compared, os.path.basename(launches[0].script))
     _print_result(arguments, compared, str(compared))
     for hint in proof_page.hints(compared):
         print(hint, file=sys.stderr)
     return 2 if compared.failed and not compared.findings else 1 if compared.findings else 0
 
 
-def _replayed_layouts(arguments: argparse.Namespace) -> tuple[Any, Any]:
-    """Reads the recorded layout and those that are fed its inputs, and what was recorded."""
-    from pardemo.script.compare import replayed_inputs
-    from pardemo.script.record import recorded_inputs
+def _asked_layouts(
+    arguments: argparse.Namespace,
+) -> "tuple[list[RunLayout], dict[str, Any], RecordedInputs | None]":
+    """Reads the layouts, the reference first, what a file says beside them, and the inputs that they are fed."""
+    from pardemo.script.compare import run_layouts
 
-    recorded = recorded_inputs.read_recorded_inputs(arguments.replay)
-    return replayed_inputs.replayed_layouts(recorded, arguments.layout, arguments.words), recorded
+    if arguments.replay is not None:
+        if not arguments.layout:
+            raise ValueError('say the layouts that are fed, as --layout "ranks=4 batch=2", and the script behind --')
+        _refuse_no_script(arguments, "train.py --batch {batch}")
+        from pardemo.script.compare import replayed_inputs
+        from pardemo.script.record import recorded_inputs
+
+        recorded = recorded_inputs.read_recorded_inputs(arguments.replay)
+        return replayed_inputs.replayed_layouts(recorded, arguments.layout, arguments.words), {}, recorded
+    if arguments.layout:
+        _refuse_no_script(arguments, "train.py --batch {batch}")
+        return run_layouts.from_texts(arguments.layout, arguments.words), {}, None
+    if len(arguments.words) > 1:
+        raise ValueError('say the layouts, as --layout "ranks=1 batch=8" --layout "ranks=4 batch=2"')
+    return *run_layouts.from_file(arguments.words[0] if arguments.words else "prove.toml"), None
+
+
+def _refuse_no_script(arguments: argparse.Namespace, example: str) -> None:
+    if not arguments.words:
+        raise ValueError(f"say the script behind --, as -- {example}")
 
 
 def run_record(arguments: argparse.Namespace) -> int:
@@ -297,7 +302,7 @@ def run_record(arguments: argparse.Namespace) -> int:
     asked = runs.RunOptions(steps=arguments.steps or 3, double=arguments.double, timeout_s=arguments.timeout)
     with ends_in_order("prove"), _beside_stdout():
         recorded = replayed_inputs.record_inputs(layout, asked, folder)
-    print(json.dumps(recorded.as_json(), indent=1) if arguments.json else replayed_inputs.recorded_text(recorded))
+    _print_result(arguments, recorded, replayed_inputs.recorded_text(recorded))
     return 0
 
 
@@ -312,7 +317,7 @@ def run_outputs(arguments: argparse.Namespace) -> int:
     asked = runs.RunOptions(steps=1, double=arguments.double, timeout_s=arguments.timeout)
     with ends_in_order("prove"), _beside_stdout():
         made = token_outputs.compare_engine(recorded, arguments.layout or [], arguments.words, asked)
-    print(json.dumps(made.as_json(), indent=1) if arguments.json else made)
+    _print_result(arguments, made, str(made))
     return 0 if made.equal else 1
 
 
@@ -350,8 +355,7 @@ def _asked_stop(
     from pardemo.script.compare import run_layouts
 
     if arguments.layout:
-        if not arguments.words:
-            raise ValueError("say the script behind --, as -- train.py --out {folder}")
+        _refuse_no_script(arguments, "train.py --out {folder}")
         return arguments.words, arguments.layout, arguments.resume, {}
     if len(arguments.words) > 1:
         raise ValueError('say the layout, as --layout "ranks=2", and the script behind --')
