@@ -5,7 +5,7 @@ from pardemo.planner.layouts.fine_tune_memory import predict_peak
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.per_rank import Owned, kept_bytes, owned_layer, owned_params, owned_trained_params
-from pardemo.planner.layouts.step import stages
+from pardemo.planner.layouts.step import stage_layers
 
 LINES = ("parameters", "gradients", "optimizer states", "gathered parameters", "activations", "logits", "program")
 
@@ -14,7 +14,7 @@ def predict_memory(job: Job, layout: Layout) -> Memory:
     """Predicts the bytes of a rank of the fullest stage; of a fine-tune under Transformers' Trainer its engine's."""
     if job.program.engine:
         return predict_peak(job, layout)
-    split = stages(job, layout)
+    split = stage_layers(job, layout)
     equal_stages = len(set(split)) == 1  # then it is the first or the last one
     candidates = {0, layout.pp - 1} if equal_stages else range(layout.pp)
     # of a token and a layer, the same on all stages
