@@ -88,26 +88,26 @@ def run_measure(arguments: argparse.Namespace) -> int:
             files.clear_reports(out)
         try:
             with runner.scratch(os.getcwd()) if arguments.copy else contextlib.nullcontext() as copy, _beside_stdout():
-                measured, seen = measurement.measure_launch(
+                summary, traces = measurement.measure_launch(
                     launch, ranks=ranks, cluster=cluster, steps=arguments.steps,
                     folder=copy.folder if copy else None, timeout_s=arguments.timeout,
                     pace=pace, log=out / "calls.csv" if out is not None else None,
                 )  # fmt: skip
-                measured.notes += [copy.note] if copy else []
+                summary.notes += [copy.note] if copy else []
             if pace is not None:
-                paced_step.add_paced_step(pace, measured, seen)
+                paced_step.add_paced_step(pace, summary, traces)
         except runner.ScriptError as error:
             if error.standstill is None:
                 raise
             return _print_failure(arguments, error, out)
         if launch.ranks not in (None, ranks):
-            measured.notes.append(f"the line would start {launch.ranks} ranks; it ran on {ranks}, as you said")
-        measured.notes += launch.notes
+            summary.notes.append(f"the line would start {launch.ranks} ranks; it ran on {ranks}, as you said")
+        summary.notes += launch.notes
         if full is not None:
-            measured.memory["full_size"] = full_size.answer(full, measured, seen)
+            summary.memory["full_size"] = full_size.answer(full, summary, traces)
         if out is not None:
-            files.write_report(out, measured, seen, launch.script)
-    _print_result(arguments, measured, sections.summary_screen(measured, launch.script))
+            files.write_report(out, summary, traces, launch.script)
+    _print_result(arguments, summary, sections.summary_screen(summary, launch.script))
     return 0
 
 

@@ -74,7 +74,7 @@ def measure_launch(
     layer_s = pace.layer_s if pace else 0.0
     program = RecordedProgram(started, steps, working_folder, journals, work=pace is not None, layer_s=layer_s)
     try:
-        seen = run_on_ranks(
+        traces = run_on_ranks(
             rank_trace.follow_script,
             program,
             text,
@@ -84,7 +84,7 @@ def measure_launch(
             timeout_s=timeout_s,
             cluster=cluster,
         )
-        step_summary = summary.summarize(seen)
+        step_summary = summary.summarize(traces)
         step_summary.hosts = cluster.hosts if cluster else 1
     except ValueError as error:
         raise error if isinstance(error, ScriptError) else ScriptError(f"{name}: {error}") from None
@@ -93,4 +93,4 @@ def measure_launch(
             journal.write_csv(journal.read_logs(journals), log)
         shutil.rmtree(journals, ignore_errors=True)
     findings.explain(step_summary)
-    return step_summary, seen
+    return step_summary, traces
