@@ -42,7 +42,7 @@ def above_zero(value: float, name: str) -> float:
     return value
 
 
-def seconds(value: Any, name: str) -> float:
+def time_limit(value: Any, name: str) -> float:
     """A time limit, as a number or its text.
 
     Raises:

@@ -36,7 +36,7 @@ def rank_setups(arguments: Sequence[Any], options: Mapping[str, Any], timeout_s:
     """
     if unknown := [name for name in options if name not in OPTIONS]:
         raise ValueError(f"ranks has no option {unknown[0]!r}; it has {', '.join(OPTIONS)}")
-    limit = argument_checks.seconds(options.get("timeout", timeout_s), "timeout")
+    limit = argument_checks.time_limit(options.get("timeout", timeout_s), "timeout")
     for size in arguments:
         argument_checks.whole_number(size, "a number of ranks, as in ranks(2, 4),", most=MAX_RANKS)
         if list(arguments).count(size) > 1:

@@ -67,11 +67,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marker = metafunc.definition.get_closest_marker("ranks")
     if marker is None:
         return
-    from pardemo.argument_checks import seconds
+    from pardemo.argument_checks import time_limit
     from pardemo.testing.marker import rank_setups, unfit
 
     try:
-        default = seconds(metafunc.config.getini("ranks_timeout"), "ranks_timeout")
+        default = time_limit(metafunc.config.getini("ranks_timeout"), "ranks_timeout")
         if reason := unfit(metafunc.function):
             raise ValueError(reason)
         chosen = rank_setups(marker.args, marker.kwargs, default)
