@@ -199,7 +199,7 @@ def sentences(rows: list[ClaimRow]) -> list[str]:
             bounds[sentence] = row["relation"]
             if value and value not in values:
                 values.append(value)
-    return [_sentence_text(of, " and ".join(values), bounds[of]) for of, values in values_by_sentence.items()]
+    return [_sentence_text(cause, " and ".join(values), bounds[cause]) for cause, values in values_by_sentence.items()]
 
 
 def _sentence_text(sentence: str, values: str, relation: str) -> str:

@@ -14,10 +14,10 @@ def width_of(text: str, size: float = 18) -> float:
     return LETTER * size * len(text)
 
 
-def check_range(value: int, least: int, most: int, what: str = "ranks") -> None:
+def check_range(value: int, least: int, most: int, drawn: str = "ranks") -> None:
     """Raises a ValueError for a number that is too small or too large to be drawn."""
     if not least <= value <= most:
-        raise ValueError(f"{least} to {most} {what} can be drawn, not {value}")
+        raise ValueError(f"{least} to {most} {drawn} can be drawn, not {value}")
 
 
 def unbroken(formula: str) -> str:

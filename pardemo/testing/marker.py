@@ -72,8 +72,8 @@ def _cluster(options: Mapping[str, Any]) -> Cluster | None:
     cluster, links = options.get("cluster"), {name: options[name] for name in ("between", "inside") if name in options}
     if cluster is None or isinstance(cluster, Cluster):
         if links:
-            what = "of a Cluster: give it to the Cluster itself" if cluster else "of a cluster, and there is none"
-            raise ValueError(f"{next(iter(links))} is a limit {what}")
+            limited = "of a Cluster: give it to the Cluster itself" if cluster else "of a cluster, and there is none"
+            raise ValueError(f"{next(iter(links))} is a limit {limited}")
         return cluster
     shape = re.fullmatch(r"(\d+)x(\d+)", cluster) if isinstance(cluster, str) else None
     if shape is None:

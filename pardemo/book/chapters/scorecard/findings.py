@@ -63,8 +63,10 @@ class Finding:
     def _chapter(self, path: Path) -> str:
         """The notebook that left the picture: the one whose name the picture's begins with."""
         rows_by_claim = claims.by_claim(self._run.rows)
-        own = [rows_by_claim[claim][0]["notebook"] for claim in self._about if claim in rows_by_claim]
-        drawn = [name for name in [*own, *self._run.chapters] if path.stem.startswith(f"{project.chapter_name(name)}_")]
+        notebooks = [rows_by_claim[claim][0]["notebook"] for claim in self._about if claim in rows_by_claim]
+        drawn = [
+            name for name in [*notebooks, *self._run.chapters] if path.stem.startswith(f"{project.chapter_name(name)}_")
+        ]
         return f"{drawn[0]}.ipynb" if drawn else ""
 
 
