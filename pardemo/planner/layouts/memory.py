@@ -42,31 +42,31 @@ def _stage(job: Job, layout: Layout, split: list[int], index: int, kept: float, 
     shape, program = job.shape, job.program
     owned = owned_params(job, layout, split, index)
     shard = owned.sharded(layout)
-    updated, updated_shard = owned.whole, shard
+    updated, updated_shard = owned.total, shard
     if job.frozen:  # adapters come to the model's own weights
         trained = owned_trained_params(job, layout, split, index)
-        updated, updated_shard = trained.whole, trained.sharded(layout)
+        updated, updated_shard = trained.total, trained.sharded(layout)
         owned, shard = Owned(owned.dense + trained.dense, owned.experts), shard + updated_shard
     stage = layout.zero_stage
     tokens = layout.micro_batch * job.sequence / layout.cp
     micro_batches = in_flight(layout, index)
     gradient_bytes = program.gradient_bytes + program.gradient_copy_bytes
     lines = {
-        "parameters": program.weight_bytes * (shard if stage == 3 else owned.whole),
+        "parameters": program.weight_bytes * (shard if stage == 3 else owned.total),
         "gradients": gradient_bytes * (updated_shard if stage >= 2 else updated),
         "optimizer states": program.state_bytes * (updated_shard if stage >= 1 else updated),
         "activations": micro_batches * max(0, split[index] - layout.offloaded_layers) * tokens * kept,
         "program": program.program_bytes,
     }
     if stage >= 2 and program.bucketed_gradients:  # beside those that are kept
-        least_gradients = 2 * owned_layer(shape, layout).whole if stage == 3 else 0.0
+        least_gradients = 2 * owned_layer(shape, layout).total if stage == 3 else 0.0
         lines["gradients"] += program.gradient_bytes * min(max(program.bucketed_gradients, least_gradients), updated)
     if stage == 3 and layout.pp == 1:  # the layer that computes and the next, or what else is gathered ahead
         layer = owned_layer(shape, layout)
-        gathered = min(owned.whole, layer.whole + max(layer.whole, program.bucketed_gradients / 2))
-        lines["gathered parameters"] = 2 * gathered * (1 - layer.sharded(layout) / layer.whole)
+        gathered = min(owned.total, layer.total + max(layer.total, program.bucketed_gradients / 2))
+        lines["gathered parameters"] = 2 * gathered * (1 - layer.sharded(layout) / layer.total)
     elif stage == 3:  # a pipeline's stage stays whole over a step, and so do its gradients
-        lines["gathered parameters"] = 2 * (owned.whole - shard)
+        lines["gathered parameters"] = 2 * (owned.total - shard)
         lines["gradients"] = program.gradient_bytes * updated
     if layout.tp > 1:
         lines["activations"] += tokens * program.gathered_input_bytes * shape.hidden

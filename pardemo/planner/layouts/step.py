@@ -178,7 +178,7 @@ def _add_data_parallel(job: Job, layout: Layout, split: list[int], mean: Parts, 
     machine, program = job.machine, job.program
     owned = max(
         (owned_trained_params(job, layout, split, index) for index in range(layout.pp)),
-        key=lambda rank_params: rank_params.whole,
+        key=lambda rank_params: rank_params.total,
     )
     n = layout.replicas
     if n > 1 and layout.sharding == "zero3":
