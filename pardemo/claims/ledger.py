@@ -157,17 +157,16 @@ class Ledger:
         )  # fmt: skip
         return verdict
 
-    def skip(self, id: str, statement: str = "", reason: str = "", source: str = "") -> str:
-        """Books a claim that could not be measured here, and why; a declared one is shown as its line."""
+    def skip(self, claim: str | Claim, reason: str = "") -> str:
+        """Books a claim that could not be measured here, and why; one that a file declares is shown as its line."""
         if not reason:
             raise ValueError("a claim is only skipped with a reason")
-        id = self._full(id)
-        claim = self._declared.get(id)
-        if claim is None and not statement:
+        id = self._full(claim if isinstance(claim, str) else claim.id)
+        skipped = self._declared.get(id) if isinstance(claim, str) else claim
+        if skipped is None:
             raise ValueError(self._undeclared(id))
-        says, source = (claim.says, claim.source) if claim else (statement, source)
-        self._record(id=id, statement=says, source=source, verdict="not measured", reason=reason, claim=id)
-        if claim:
+        self._record(id, statement=skipped.says, source=skipped.source, verdict="not measured", reason=reason, claim=id)
+        if id in self._declared:
             self._show(id)
         return "not measured"
 
