@@ -233,8 +233,8 @@ def run_prove(arguments: argparse.Namespace) -> int:
         return run_outputs(arguments)
     from pardemo.script.runtime import launch_lines, runner
 
-    wanted, settings, recorded = _asked_layouts(arguments)
-    launches = [launch_lines.read_launch(list(layout.line), layout.ranks) for layout in wanted]
+    layouts, settings, recorded = _asked_layouts(arguments)
+    launches = [launch_lines.read_launch(list(layout.line), layout.ranks) for layout in layouts]
     for launch in launches:
         runner.script_text(launch, os.getcwd())  # before torch is loaded: it refuses a script that is not there
     from pardemo.script.compare import proof, replayed_inputs, runs
@@ -248,7 +248,7 @@ def run_prove(arguments: argparse.Namespace) -> int:
         asked = replayed_inputs.on_recorded_inputs(asked, recorded)
     out = proof_page.proof_folder(arguments.out) if arguments.out is not None else None
     with ends_in_order("prove"), _beside_stdout():
-        compared = proof.compare_layouts(wanted, asked)
+        compared = proof.compare_layouts(layouts, asked)
         for result in compared.layouts:
             if result.details:
                 print(result.details)  # with what the ranks print

@@ -358,7 +358,7 @@ def _explain_norm(step_pair: StepPair, rank: int, wanted: float, norm: float) ->
 
 def scale_findings(step_pair: StepPair) -> list[Finding]:
     """Finds loss scales that differ from the reference's, or between ranks."""
-    wanted, steps = step_pair.reference_record, [record for record in step_pair.records if record.scales]
+    reference, steps = step_pair.reference_record, [record for record in step_pair.records if record.scales]
     if not steps:
         return []
     skipped, scales = sorted({record.skipped for record in steps}), sorted({record.scales[-1] for record in steps})
@@ -369,10 +369,10 @@ def scale_findings(step_pair: StepPair) -> list[Finding]:
         )
     elif len(scales) > 1:
         why = f"ranks scale their losses by {scales[0]:g} to {scales[-1]:g}: the number has to be one for all"
-    elif skipped[0] != wanted.skipped:
+    elif skipped[0] != reference.skipped:
         why = (
-            f"before it {skipped[0]} steps are skipped, and {wanted.skipped} in the reference: gradients of the scaled "
-            f"loss are not finite, at last at a scale of {scales[0]:g}"
+            f"before it {skipped[0]} steps are skipped, and {reference.skipped} in the reference: gradients of the "
+            f"scaled loss are not finite, at last at a scale of {scales[0]:g}"
         )
     else:
         return []
