@@ -158,24 +158,28 @@ def bars(
         top = max((float(np.max(reach)) for *_, reach in marked), default=0.0)
     for x, values, reach in marked if text else ():
         numbers(ax, x, reach, [_label(text, value, k) for k, value in enumerate(values)], across)
-    figure: Any = ax.get_figure(root=True)
-    spec = ax.get_subplotspec()
-    rows, columns = spec.get_gridspec().get_geometry() if spec else (1, 1)
-    if across:
-        roomy = figure.get_size_inches()[1] / rows / len(groups) > 0.4
-        ax.set_yticks(
-            places, _broken(groups, 28, break_on_hyphens=False) if roomy else [str(group) for group in groups]
-        )
-        ax.set(xlim=(0, room * top or 1), ylim=(places[-1] + 0.6, places[0] - 0.6))
-    else:
-        letters = int(8.2 * figure.get_size_inches()[0] / columns / len(groups))
-        ax.set_xticks(places, _broken(groups, max(6, letters)))
-        ax.set_ylim(0, room * top or 1)
+    _name_groups(ax, groups, places, across)
+    ax.set(**{"xlim" if across else "ylim": (0, room * top or 1)})
     ax.grid(axis="y" if across else "x", visible=False)
     shown = text if (isinstance(text, str) and text) or callable(text) else "{:.3g}"
     if side_by_side > 1:
         return words({name: dict(zip(map(str, groups), table[name], strict=True)) for name in table}, shown)
     return words(dict(zip(map(str, groups), ends, strict=True)), shown)
+
+
+def _name_groups(ax: Axes, groups: Sequence[Any], places: np.ndarray, across: bool) -> None:
+    """Writes the groups' names on their axis, in several lines where one has no room."""
+    figure: Any = ax.get_figure(root=True)
+    spec = ax.get_subplotspec()
+    rows, columns = spec.get_gridspec().get_geometry() if spec else (1, 1)
+    width, height = figure.get_size_inches()
+    if across:
+        roomy = height / rows / len(groups) > 0.4
+        names = _broken(groups, 28, break_on_hyphens=False) if roomy else [str(group) for group in groups]
+        ax.set_yticks(places, names)
+        ax.set_ylim(places[-1] + 0.6, places[0] - 0.6)
+    else:
+        ax.set_xticks(places, _broken(groups, max(6, int(8.2 * width / columns / len(groups)))))
 
 
 def _predicted(outline: Table, table: pd.DataFrame, stacked: bool) -> pd.DataFrame:
