@@ -19,7 +19,7 @@ def at_least(arguments: argparse.Namespace, least: int, *names: str) -> None:
             raise ValueError(f"--{name.replace('_', '-')} must be {limit}, not {value}")
 
 
-def whole(value: Any, name: str, least: int = 1, most: int | None = None) -> int:
+def whole_number(value: Any, name: str, least: int = 1, most: int | None = None) -> int:
     """Returns the value, a whole number of at least ``least``, and of at most ``most`` where that is given.
 
     Raises:
@@ -42,7 +42,7 @@ def above_zero(value: float, name: str) -> float:
     return value
 
 
-def seconds(value: Any, name: str) -> float:
+def time_limit(value: Any, name: str) -> float:
     """A time limit, as a number or its text.
 
     Raises:

@@ -45,33 +45,33 @@ class MissingExtra(ModuleNotFoundError):
 
 
 @contextlib.contextmanager
-def needed_by(what: str) -> Iterator[None]:
+def needed_by(feature: str) -> Iterator[None]:
     """Around imports: one that fails for want of an extra is raised as :class:`MissingExtra`, any other as it is."""
     try:
         yield
     except MissingExtra:
         raise  # it names the part of pardemo that needs the package, on which this one is built
     except ModuleNotFoundError as error:
-        if (message := line_of(what, error)) is None:
+        if (message := line_of(feature, error)) is None:
             raise
         raise MissingExtra(message, name=error.name) from None
 
 
-def require(what: str, module: str) -> None:
+def require(feature: str, module: str) -> None:
     """MissingExtra where a module cannot be found; it is not imported."""
     try:
         there = find_spec(module) is not None
     except ModuleNotFoundError:
         there = False
     if not there:
-        raise MissingExtra(line(what, module), name=module)
+        raise MissingExtra(line(feature, module), name=module)
 
 
-def line(what: str, module: str) -> str:
+def line(feature: str, module: str) -> str:
     """Returns the text about a missing module; ``module`` has to be in :data:`PACKAGES`."""
     extra = _EXTRA_OF[module]
     package = PACKAGES[extra][module]
-    return f"{what} needs {package}, which the extra [{extra}] brings: {install(module)}"
+    return f"{feature} needs {package}, which the extra [{extra}] brings: {install(module)}"
 
 
 def install(module: str) -> str:
@@ -84,7 +84,7 @@ def install(module: str) -> str:
     return f"pip install '.{named}' in the clone" if IN_A_CLONE else f"pip install 'pardemo{named} @ git+{REPOSITORY}'"
 
 
-def line_of(what: str, error: ModuleNotFoundError) -> str | None:
+def line_of(feature: str, error: ModuleNotFoundError) -> str | None:
     """:func:`line` of an import that failed; None where no extra brings what is missing, as ``torch`` itself."""
     module = (error.name or "").partition(".")[0]
-    return line(what, module) if module in _EXTRA_OF else None
+    return line(feature, module) if module in _EXTRA_OF else None

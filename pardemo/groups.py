@@ -51,7 +51,7 @@ class ParallelDims:
 
     def __post_init__(self) -> None:
         for axis in AXES:
-            argument_checks.whole(getattr(self, axis), axis)
+            argument_checks.whole_number(getattr(self, axis), axis)
         named, needed = self.order.split("-"), {axis for axis in AXES if getattr(self, axis) > 1}
         if len(set(named)) < len(named) or not needed <= set(named) <= set(AXES):
             raise ValueError(
@@ -79,10 +79,10 @@ class ParallelDims:
         """The rank's place on each axis, e.g. ``{"tp": 1, "cp": 0, "ep": 0, "dp": 0, "pp": 3}``."""
         if not 0 <= rank < self.size:
             raise ValueError(f"rank {rank} is not one of the {self.size} ranks 0 to {self.size - 1}")
-        place = dict.fromkeys(AXES, 0)
+        coordinates = dict.fromkeys(AXES, 0)
         for axis in self.order.split("-"):
-            rank, place[axis] = divmod(rank, getattr(self, axis))
-        return place
+            rank, coordinates[axis] = divmod(rank, getattr(self, axis))
+        return coordinates
 
     def rank(self, **coordinates: int) -> int:
         """The number of the rank at these coordinates; axes that are left out are 0."""
@@ -107,8 +107,8 @@ class ParallelDims:
             raise ValueError(f"each axis once, not {axes!r}")
         members: dict[tuple[int, ...], list[int]] = {}
         for rank in range(self.size):
-            place = self.coordinates(rank)
-            members.setdefault(tuple(place[axis] for axis in AXES if axis not in named), []).append(rank)
+            coordinates = self.coordinates(rank)
+            members.setdefault(tuple(coordinates[axis] for axis in AXES if axis not in named), []).append(rank)
         return list(members.values())
 
 

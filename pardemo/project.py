@@ -228,7 +228,7 @@ def only_writer(folder: Path, otherwise: str) -> Iterator[None]:
         yield
 
 
-def refuse_pointer(path: str | Path, beginning: bytes, what: str) -> None:
-    """ValueError where a file begins as a git-lfs pointer does; ``what`` should have been there."""
+def refuse_pointer(path: str | Path, beginning: bytes, content: str) -> None:
+    """ValueError where a file begins as a git-lfs pointer does; ``content`` should have been there."""
     if beginning.startswith(LFS_POINTER):
-        raise ValueError(f"{path} is a git-lfs pointer, not the {what}: run `git lfs pull` in its folder")
+        raise ValueError(f"{path} is a git-lfs pointer, not the {content}: run `git lfs pull` in its folder")

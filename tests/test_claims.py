@@ -97,7 +97,7 @@ def test_a_cell_that_runs_again_replaces_its_claim_and_a_new_ledger_begins_empty
     monkeypatch.delenv("PARDEMO_HEADLESS", raising=False)
     ledger.check(claimed(), 1, 2)
     ledger.check(claimed(), 1, 1)
-    ledger.skip("s09.x", "statement", "no GPU any more")
+    ledger.skip(claimed(), "no GPU any more")
     assert [r["verdict"] for r in ledger.rows] == ["not measured"]
     Ledger("01_example")
     assert claims.read(out) == []
@@ -105,7 +105,8 @@ def test_a_cell_that_runs_again_replaces_its_claim_and_a_new_ledger_begins_empty
 
 def test_a_second_claim_under_the_same_id_is_refused_and_hides_nothing(ledger, out):
     ledger.check(claimed(says="bytes sent"), 1, 1)
-    for book in (lambda: ledger.check(claimed(says="received"), 2, 2), lambda: ledger.skip("s09.x", "received", "why")):
+    received = claimed(says="received")
+    for book in (lambda: ledger.check(received, 2, 2), lambda: ledger.skip(received, "why")):
         with pytest.raises(ValueError, match=r"s09\.x.*bytes.*'received'"):
             book()
     assert [r["statement"] for r in claims.read(out)] == ["bytes sent"]

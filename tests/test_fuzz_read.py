@@ -32,7 +32,7 @@ from pardemo.peers.accelerate import config_checks
 from pardemo.planner.layouts.published import loaders
 from pardemo.script.compare import run_layouts
 from pardemo.script.job_files.reading import read_job
-from pardemo.script.step import replay_settings
+from pardemo.script.step.pace import cluster_of, read_pace
 from pardemo.world import launched
 
 #: What fails is not made smaller: files of a megabyte are among the cases, and that would take minutes.
@@ -410,9 +410,9 @@ def test_cluster_specifications():
     @QUICK
     @given(WORDS, optional, optional, optional)
     def options(pace, cluster, between, inside):
-        outcome(replay_settings.read_replay_settings, pace, cluster, between, inside)
+        outcome(read_pace, pace, cluster, between, inside)
         if cluster is not None:
-            outcome(replay_settings.cluster_of, cluster, between, inside)
+            outcome(cluster_of, cluster, between, inside)
 
     cluster()
     options()

@@ -21,7 +21,7 @@ from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.memory import in_flight, predict_memory
 from pardemo.planner.layouts.search import layouts, search
 from pardemo.planner.layouts.shape import Experts, Shape
-from pardemo.planner.layouts.step import predict_step, stages
+from pardemo.planner.layouts.step import predict_step, stage_layers
 
 LLAMA = configurations.shape_of_config(models.find("llama3-70b"))
 SMALL = Shape(8, 1024, 16, 4, 2816, 32000)
@@ -181,8 +181,8 @@ def test_the_search_cuts_stages_into_chunks_of_one_size():
 def test_the_slowest_stage_sets_the_pace():
     given = job(LLAMA, 64)
     even, uneven = Layout(tp=8, pp=8, accumulation=64), Layout(tp=4, pp=16, accumulation=64)
-    assert stages(given, even) == [10] * 8
-    found = stages(job(replace(LLAMA, layers=82), 64), uneven)
+    assert stage_layers(given, even) == [10] * 8
+    found = stage_layers(job(replace(LLAMA, layers=82), 64), uneven)
     assert found == [6] * 3 + [5] * 12 + [4], "the loss has a layer's place on the last one"
 
 

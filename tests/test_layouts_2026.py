@@ -23,7 +23,7 @@ from pardemo.planner.layouts.published import against, loaders
 from pardemo.planner.layouts.published.runs import read
 from pardemo.planner.layouts.search import search, sensitivity
 from pardemo.planner.layouts.shape import Experts, Layer, Mamba, Shape
-from pardemo.planner.layouts.step import pieces, predict_step, stages
+from pardemo.planner.layouts.step import piece_layers, predict_step, stage_layers
 
 FOLDER = project.root() / "data" / "published_runs"
 SMALL = Shape(8, 1024, 16, 4, 2816, 32000)
@@ -161,15 +161,15 @@ def test_fewer_bits_are_quicker_and_keep_less():
 
 def test_the_embedding_and_the_loss_take_a_layers_place():
     llama = configurations.shape_of_config(configurations.find_configuration("llama3.1-405b"))
-    cut = pieces(llama, 128)
+    cut = piece_layers(llama, 128)
     assert (sum(cut), cut[0], cut[-1], set(cut[1:-1])) == (126, 0, 0, {1})
     layout = Layout(tp=4, pp=16, dp=4, chunks=8, accumulation=16, sharding="zero1", sequence_parallel=True)
-    assert stages(job(llama, 256), layout) == [7, *[8] * 14, 7]
+    assert stage_layers(job(llama, 256), layout) == [7, *[8] * 14, 7]
     check_layout(layout, llama, 256, 8192, embedding_and_loss_as_layers=True)
     with pytest.raises(ValueError, match=r"126.*layers.*PP.*16.*8.*126"):
         check_layout(layout, llama, 256, 8192)
     for layers, mtp, count in ((61, 1, 16), (61, 0, 16), (82, 0, 16), (7, 1, 8), (94, 0, 32), (3, 0, 3)):
-        cut = pieces(replace(SMALL, layers=layers, mtp_layers=mtp), count)
+        cut = piece_layers(replace(SMALL, layers=layers, mtp_layers=mtp), count)
         assert (sum(cut), len(cut), min(cut) >= 0) == (layers, count, True)
 
 

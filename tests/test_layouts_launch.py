@@ -30,7 +30,7 @@ from pardemo.planner.layouts.launch import facts, job_scripts, megatron, torchti
 from pardemo.planner.layouts.layout import SHARDING, Layout
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.programs import find_program
-from pardemo.planner.layouts.step import stages
+from pardemo.planner.layouts.step import stage_layers
 
 DENSE = Layout(
     tp=8, pp=4, dp=32, sharding="zero1", sequence_parallel=True, accumulation=32, chunks=5, recompute="selective"
@@ -219,7 +219,7 @@ def test_layers_that_do_not_divide_are_laid_out_as_planned(tmp_path, model, layo
     assert same(config, layout)
     laid = config.pipeline_model_parallel_layout.layout
     counts = [sum(piece.name == "decoder" for part in stage for piece in part) for stage in laid]
-    assert counts == stages(wanted, layout)
+    assert counts == stage_layers(wanted, layout)
 
 
 def test_experts(tmp_path):

@@ -17,7 +17,7 @@ from pardemo.planner.layouts.memory import predict_memory
 from pardemo.planner.layouts.per_rank import kept_bytes
 from pardemo.planner.layouts.programs import find_program
 from pardemo.planner.layouts.shape import Mamba
-from pardemo.planner.layouts.step import predict_step, stages
+from pardemo.planner.layouts.step import predict_step, stage_layers
 from pardemo.planner.layouts.tuning import Tuning, adapter_params
 
 LLAMA = shape_of_config(find_configuration("llama3-70b"))
@@ -54,15 +54,15 @@ def test_published_runs(gpu):
 
 def test_what_is_trained_is_the_adapters_of_a_stages_layers():
     layout = Layout(tp=2, pp=4)
-    split = stages(job(), layout)
+    split = stage_layers(job(), layout)
     each = [per_rank.owned_trained_params(job(), layout, split, place) for place in range(4)]
-    assert 2 * sum(one.whole for one in each) == adapter_params(QKV, LLAMA)
-    assert per_rank.trained_layer(job(), layout).whole == adapter_params(QKV, LLAMA) / 2 / LLAMA.layers
+    assert 2 * sum(one.total for one in each) == adapter_params(QKV, LLAMA)
+    assert per_rank.trained_layer(job(), layout).total == adapter_params(QKV, LLAMA) / 2 / LLAMA.layers
     states = predict_memory(job(), layout).lines["optimizer states"]
-    assert states == find_program("megatron-core").state_bytes * each[0].whole
+    assert states == find_program("megatron-core").state_bytes * each[0].total
     whole = predict_memory(job(Tuning()), layout).lines
     held = predict_memory(job(), layout).lines["parameters"]
-    assert held - min(whole["parameters"], held) == pytest.approx(2 * each[0].whole)
+    assert held - min(whole["parameters"], held) == pytest.approx(2 * each[0].total)
 
 
 def test_a_frozen_weight_has_four_operations_and_attention_all_of_them():

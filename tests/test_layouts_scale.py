@@ -24,7 +24,7 @@ from pardemo.planner.layouts.per_rank import kept, kept_bytes, owned_params
 from pardemo.planner.layouts.programs import MEGATRON, NANOTRON, find_program
 from pardemo.planner.layouts.published import against, loaders, runs
 from pardemo.planner.layouts.shape import Shape
-from pardemo.planner.layouts.step import predict_step, stages
+from pardemo.planner.layouts.step import predict_step, stage_layers
 
 SMALL = Shape(16, 4096, 32, 32, 11008, 32000)
 EXCHANGE = "data-parallel traffic"
@@ -54,7 +54,7 @@ def test_each_bucket_of_gradients_waits_at_each_host_that_its_ring_goes_on_to(tp
         predict_step(given, layout).parts[EXCHANGE]
         - predict_step(job(tp * dp, bucket_host_s=0.0), layout).parts[EXCHANGE]
     )
-    buckets = math.ceil(owned_params(given, layout, stages(given, layout), 0).whole / NANOTRON.bucket_elements)
+    buckets = math.ceil(owned_params(given, layout, stage_layers(given, layout), 0).total / NANOTRON.bucket_elements)
     assert more == pytest.approx(buckets * NANOTRON.bucket_host_s * (tp * dp // 8 - 1))
 
 

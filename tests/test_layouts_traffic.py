@@ -11,7 +11,7 @@ from pardemo.planner.layouts.memory import predict_memory
 from pardemo.planner.layouts.micro_batch import layer_seconds
 from pardemo.planner.layouts.per_rank import owned_params
 from pardemo.planner.layouts.shape import Experts, Layer
-from pardemo.planner.layouts.step import predict_step, stages
+from pardemo.planner.layouts.step import predict_step, stage_layers
 
 
 def test_gradients_wait_in_a_queue_until_it_is_full():
@@ -115,7 +115,7 @@ def test_experts_are_summed_over_the_groups_that_have_them():
     program = programs.MEGATRON.but(sharded_dp_overlap=False, reduce_efficiency=1.0, ring_bytes_per_s=1e15)
     given = replace(job(what, 64), program=program)
     layout = Layout(dp=64, ep=16, sharding="zero1", shard_group=8)
-    owned, machine = owned_params(given, layout, stages(given, layout), 0), given.machine
+    owned, machine = owned_params(given, layout, stage_layers(given, layout), 0), given.machine
     expected = machine.gather(4 * owned.dense, 8) + machine.gather(2 * owned.dense, 8)
     expected += machine.all_reduce(4 * owned.dense / 8, 8, 8) + machine.all_reduce(4 * owned.experts, 4, 16)
     assert predict_step(given, layout).parts["data-parallel traffic"] == pytest.approx(expected)

@@ -21,7 +21,7 @@ from pardemo.script.step.parallelism import (
     SeveralModels,
     ZeroOptions,
 )
-from pardemo.script.step.summary import Row, Summary, Times
+from pardemo.script.step.summary import CollectiveRow, Summary, Times
 from pardemo.tables import amount
 
 WHOLE = 8_000_000
@@ -29,7 +29,7 @@ WHOLE = 8_000_000
 
 def row(kind="all-reduce", nbytes=0.0, ranks=(0, 1), calls=1.0, dtype="float32", shapes=((1000,),), **site):
     call_site = CallSite(**({"line": "train.py:9", "module": "", "phase": "backward"} | site))
-    return Row(kind, ranks, calls, nbytes, call_site, dtype, shapes)
+    return CollectiveRow(kind, ranks, calls, nbytes, call_site, dtype, shapes)
 
 
 def explained(

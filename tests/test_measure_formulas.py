@@ -11,7 +11,7 @@ from pardemo.script.runtime.call_sites import CallSite
 from pardemo.script.step.findings import expect_traffic
 from pardemo.script.step.parallelism import CutOptions, Parallelism
 from pardemo.script.step.shapes import ExpectedTraffic
-from pardemo.script.step.summary import Row, Summary
+from pardemo.script.step.summary import CollectiveRow, Summary
 
 SCRIPTS = project.root() / "tests" / "scripts"
 B, S, H, V = 2, 24, 64, 512
@@ -221,8 +221,8 @@ def test_what_is_not_known_is_said():
     what = "outputs of row-cut layers, summed"
     summed = ExpectedTraffic((0, 1), "all-reduce", what, 4000.0, 1000, phase="forward", width=10)
     here = CallSite("train.py:3", "layers.0.mlp", "forward")
-    rows = [Row("all-reduce", (0, 1), 3, 12000.0, here, "float32", ((1000,),))]
-    rows.append(Row("all-reduce", (0, 1), 1, 9000.0, here, "float32", ((2250,),)))
+    rows = [CollectiveRow("all-reduce", (0, 1), 3, 12000.0, here, "float32", ((1000,),))]
+    rows.append(CollectiveRow("all-reduce", (0, 1), 1, 9000.0, here, "float32", ((2250,),)))
     parallelism = [Parallelism("TP", (0, 1), ("mlp",), {}, CutOptions("DTensor", traffic=[summed]))]
     measured = Summary(2, 3, 1, "enough", "gloo", parallelism, {}, rows, [0.0] * 2, None, [0.0] * 2, {}, [])
     assert expect_traffic(measured) == []

@@ -17,11 +17,10 @@ from pardemo.planner.layouts.shape import Shape
 from pardemo.script.runtime.call_sites import CallSite, CallSites
 from pardemo.script.runtime.collectives import Call
 from pardemo.script.runtime.launch_lines import Launch
-from pardemo.script.step import measurement
-from pardemo.script.step import replayed_hardware as replayed
+from pardemo.script.step import measurement, paced_step
 from pardemo.script.step.operations import Operation, OperationRecorder, RecordedCollective
-from pardemo.script.step.replay import replay_step
-from pardemo.script.step.replay_settings import ReplaySettings, read_replay_settings
+from pardemo.script.step.pace import PaceSettings, read_pace
+from pardemo.script.step.simulation import simulate_step
 
 #: A model whose products are those of a Llama: four projections and a gated MLP, in bf16; batch, sequence as given.
 LLAMA = """
@@ -87,11 +86,11 @@ def recorded(folder, source, *arguments, ranks=1, layer_s=0.0):
     launch = Launch("train.py", tuple(map(str, arguments)), False)
     return measurement.measure_launch(
         launch, ranks=ranks, cluster=None, steps=1, folder=folder, timeout_s=120,
-        replay=ReplaySettings(layer_s, "" if layer_s else "H100", None),
+        pace=PaceSettings(layer_s, "" if layer_s else "H100", None),
     )  # fmt: skip
 
 
-# --- the replay, on programs of a line or two
+# --- the simulation, on programs of a line or two
 
 
 def computes(seconds, *after, read=False):
@@ -109,7 +108,7 @@ def call(number=0, ranks=(0, 1), kind="all-reduce", nbytes=100, group="world"):
 
 def played(programs, calls, exchange_s=2.0, launch_s=0.0):
     both = {rank: (program, calls[rank]) for rank, program in programs.items()}
-    return replay_step(both, lambda _, one: one.bytes, launch_s, lambda _: exchange_s)
+    return simulate_step(both, lambda _, one: one.bytes, launch_s, lambda _: exchange_s)
 
 
 def test_computation_hides_a_collective_that_it_does_not_need_and_waits_for_one_that_it_does():
@@ -180,7 +179,7 @@ def test_products_of_a_script_are_the_planners_of_its_shape(tmp_path, sizes):
         if isinstance(one, Operation) and one.product == "16" and one.sizes:
             lost = 1.0
             for size in one.sizes:
-                lost *= 1 + replayed.TILE_LOSS / size
+                lost *= 1 + paced_step.TILE_LOSS / size
             own += one.flops * lost / machine.matrix_flops
     assert own == pytest.approx(planned, rel=1e-6)
     attention = sum(one.flops for one in seen[0].work.list if getattr(one, "product", "") == "attention16")
@@ -203,10 +202,11 @@ def test_a_layer_of_full_size_takes_what_the_planner_says_of_its_shape(gpu, size
             noted.begin()
             layer(x).backward(torch.empty_like(x))
     machine = Machine(GPUS[gpu], 1)
-    compute_s = replayed.operation_s(machine, replayed.gpu_rates({"16", "attention16", ""}, False, machine)[0])
-    own = replay_step({0: (noted.list, [])}, lambda _, one: compute_s(one), replayed.LAUNCH_S, lambda _: None)[0].step_s
+    compute_s = paced_step.operation_s(machine, paced_step.gpu_rates({"16", "attention16", ""}, False, machine)[0])
+    programs = {0: (noted.list, [])}
+    own_s = simulate_step(programs, lambda _, one: compute_s(one), paced_step.LAUNCH_S, lambda _: None)[0].step_s
     job = Job(Shape(*sizes[:6]), machine, Program("any"), sizes[7])
-    assert own == pytest.approx(micro_batch.layer_seconds(job, Layout(micro_batch=sizes[6]), False).total, rel=0.04)
+    assert own_s == pytest.approx(micro_batch.layer_seconds(job, Layout(micro_batch=sizes[6]), False).total, rel=0.04)
 
 
 def _in_bf16(module):
@@ -219,8 +219,8 @@ def _in_bf16(module):
 
 def test_a_step_on_a_gpu_and_its_links(tmp_path):
     _, seen = recorded(tmp_path, DDP, 2, ranks=4)
-    near = replayed.on_gpus(seen, replayed.devices("H100", 4, 4, None, None))
-    far = replayed.on_gpus(seen, replayed.devices("H100", 4, 2, 1e6, None))
+    near = paced_step.on_gpus(seen, paced_step.devices("H100", 4, 4, None, None))
+    far = paced_step.on_gpus(seen, paced_step.devices("H100", 4, 2, 1e6, None))
     gradients = 3 * (64 * 64 + 64) * 4
     expected = far_s = communication.ring_all_reduce(gradients, 4).sent / 1e6 / 0.8  # one of two nodes' cards each way
     assert near.alone_s == far.alone_s  # computation knows nothing of links
@@ -228,7 +228,7 @@ def test_a_step_on_a_gpu_and_its_links(tmp_path):
     assert far.step_s - far.alone_s == pytest.approx(expected, rel=0.1), far_s
     assert all(one.exposed_s + one.hidden_s >= 0.99 * expected for one in far.time)
     launches = sum(isinstance(one, Operation) for one in seen[0].work.list)
-    assert near.alone_s == pytest.approx(launches * replayed.LAUNCH_S, rel=0.05)  # so small that launching is all
+    assert near.alone_s == pytest.approx(launches * paced_step.LAUNCH_S, rel=0.05)  # so small that launching is all
     assert any("fp32 without TF32" in line for line in near.assumed)
     assert near.as_json()["reckoned"]
 
@@ -237,35 +237,35 @@ def test_a_rate_that_nobody_has_published_is_not_made_up(tmp_path):
     unknown = next(name for name in GPUS if name not in FP32_TFLOPS)
     _, seen = recorded(tmp_path, DDP, 1)
     with pytest.raises(ValueError, match=f"multiplies in fp32, and nobody has published that rate of {unknown}"):
-        replayed.on_gpus(seen, replayed.devices(unknown, 1, 1, None, None))
+        paced_step.on_gpus(seen, paced_step.devices(unknown, 1, 1, None, None))
 
 
 def test_layers_that_take_a_given_time(tmp_path):
     measured, seen = recorded(tmp_path, DDP, 2, ranks=2, layer_s=0.02)
     passes = 2 * 3 * (1 + 2) * 0.02  # micro-batches, layers, forward and twice that backward
     assert all(one.compute_s >= 0.9 * passes for one in measured.time)  # and how much more is the machine's load
-    on_layers = replayed.on_layers(seen, Cluster(1, 2))
+    on_layers = paced_step.on_layers(seen, Cluster(1, 2))
     assert on_layers.alone_s == pytest.approx(passes)
     assert on_layers.step_s == pytest.approx(passes)
     assert set(seen[0].padded.computed_s) == {"0", "1", "2"}
-    slow = replayed.on_layers(seen, Cluster(2, 1, between="1 Mbit/s", tier="none"))
+    slow = paced_step.on_layers(seen, Cluster(2, 1, between="1 Mbit/s", tier="none"))
     sent_s = communication.ring_all_reduce(3 * (64 * 64 + 64) * 4, 2).sent / 125e3
     assert slow.step_s == pytest.approx(passes + sent_s, rel=0.05)  # one bucket, full when the backward is over
 
 
 def test_layers_that_compute_longer_than_they_are_to_take_are_refused(tmp_path):
     measured, seen = recorded(tmp_path, LLAMA, 2, 128, 4, 2, 344, 500, 2, 64, layer_s=1e-6)
-    asked = read_replay_settings("1us", None, None, None)
+    asked = read_pace("1us", None, None, None)
     with pytest.raises(ValueError, match=r"0\.001.*layers"):
-        replayed.add_replayed_step(asked, measured, seen)
+        paced_step.add_paced_step(asked, measured, seen)
 
 
 def test_what_pace_can_be():
-    assert read_replay_settings("20ms", None, None, None).layer_s == 0.02
-    assert read_replay_settings("rtx4090", None, None, None).gpu == "4090"
-    far = read_replay_settings("H100", "2x8", "infiniband-400g", None)
+    assert read_pace("20ms", None, None, None).layer_s == 0.02
+    assert read_pace("rtx4090", None, None, None).gpu == "4090"
+    far = read_pace("H100", "2x8", "infiniband-400g", None)
     assert (far.cluster.size, far.between, far.cluster.between_rate) == (16, 50e9, None)
-    limited = read_replay_settings("20 ms", "2x2", "1 Gbit/s", None)
+    limited = read_pace("20 ms", "2x2", "1 Gbit/s", None)
     assert limited.cluster.between_rate == 125e6
 
 
@@ -282,4 +282,4 @@ def test_what_pace_can_be():
 )
 def test_bad_paces(given, message):
     with pytest.raises(ValueError, match=message):
-        read_replay_settings(*given)
+        read_pace(*given)

@@ -299,7 +299,7 @@ def test_a_reckoned_step_and_a_planned_memory_stand_on_the_page_and_say_what_the
     measured, seen, plain = made(2, of("DDP", (0, 1)))
     assert "On H100" not in plain
     times = [summary.Times(rank, 0.25, 0.125, 0.0625, 0.03, 0.0, 0.0625) for rank in range(2)]
-    measured.replayed = summary.ReplayedStep("H100", "450 GB/s <a GPU>", times, 0.1875, ["no time for data"])
+    measured.paced = summary.PacedStep("H100", "450 GB/s <a GPU>", times, 0.1875, ["no time for data"])
     measured.memory["full_size"] = {
         "model": "llama3-8b", "gpus": 64, "layout": "DP64", "peak_bytes": 20 * 10**9, "why_not": "",
         "kinds": {"parameters": 16 * 10**9}, "measured": {"parameters": {"peak": 4000, "most": 5000}},

@@ -15,7 +15,7 @@ from pardemo.planner.layouts.step import predict_step, waited_messages
 
 CASES = {case.label: case for case in emulated_steps.CASES}
 ACTIVATION = 2 * emulated_steps.SEQUENCE * emulated_steps.SHAPE.hidden  # bytes
-WEIGHTS = 2 * owned_layer(emulated_steps.SHAPE, Layout()).whole  # of a layer
+WEIGHTS = 2 * owned_layer(emulated_steps.SHAPE, Layout()).total  # of a layer
 
 
 def on(case, between, **more):

@@ -16,7 +16,7 @@ from conftest import few, says, served_from
 from pardemo import cli
 from pardemo.book.run import site
 from pardemo.book.run.site import plan_page, pyodide
-from pardemo.planner.layouts.url_query import Asked, RefusedField
+from pardemo.planner.layouts.url_query import PageSearch, RefusedField
 
 #: Patience in milliseconds: Python starts in 3 s on a quiet core, and a busy one may take many times as long.
 PATIENCE = 120_000
@@ -227,7 +227,7 @@ def test_what_is_refused_stands_at_its_field(shown, changed, field, message):
     assert message in tab.locator("#status").inner_text(), "and is read out"
     assert tab.locator(".layouts").count() == 0
     with pytest.raises(RefusedField, match=re.escape(message)) as refused:
-        Asked(question)
+        PageSearch(question)
     assert refused.value.field == field
 
 
@@ -288,7 +288,7 @@ def test_without_pyodide_the_page_names_the_command(chromium, tmp_path):
 @pytest.mark.filterwarnings("error")
 def test_a_question_that_is_let_go_leaves_no_folder_and_no_warning(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    asked = Asked(QUESTION)
+    asked = PageSearch(QUESTION)
     assert len(list(tmp_path.iterdir())) == 1
     del asked
     gc.collect()

@@ -50,7 +50,7 @@ def folder(tmp_path_factory):
             claim = claims.Claim(id, f"statement of {id}", "B", **known | more)
             ledger.check(claim, predicted, measured, 3 if claim.instead else None)
         if chapter == "02_b":
-            ledger.skip("s10.skipped", "statement of s10.skipped", "no GPU", source=ZERO)
+            ledger.skip(claims.Claim("s10.skipped", "statement of s10.skipped", "B", source=ZERO), "no GPU")
     return folder
 
 

@@ -20,7 +20,7 @@ from pardemo.planner.layouts.procedure import adds, choose, job_of
 from pardemo.planner.layouts.programs import find_program
 from pardemo.planner.layouts.published import against, loaders, papers
 from pardemo.planner.layouts.shape import Shape
-from pardemo.planner.layouts.step import predict_step, stages
+from pardemo.planner.layouts.step import predict_step, stage_layers
 
 START = {"model": "llama3-8b", "gpus": 64, "link": 400, "sequence": 8192, "tp": 4, "pp": 2}
 
@@ -54,7 +54,7 @@ def test_the_rule_answers_the_chapter_s_first_question_with_the_best_of_the_122_
 def test_a_chunk_of_llama_3_is_a_layer_and_the_page_says_what_follows():
     trained = papers.llama_3()
     for one in trained:
-        assert stages(one.job, one.layout) == [7, *[8] * 14, 7]
+        assert stage_layers(one.job, one.layout) == [7, *[8] * 14, 7]
     slow, slower, fast = (one.predicted_tflops / one.tflops for one in trained)
     one = trained[1]
     filled = {name: predict_memory(one.job, one.layout.but(sharding=name)) for name in ("zero1", "zero2")}

@@ -63,7 +63,7 @@ class Baichuan2Config(PreTrainedConfig):
         super().__post_init__(**kwargs)
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
                      "model_max_length"):  # fmt: skip
-            argument_checks.whole(getattr(self, name), name)
+            argument_checks.whole_number(getattr(self, name), name)
         if not isinstance(self.rms_norm_eps, float) or not self.rms_norm_eps > 0:
             raise ValueError(f"rms_norm_eps must be a number above 0, not {self.rms_norm_eps!r}")
         if self.hidden_size % self.num_attention_heads:

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from pardemo.argument_checks import seconds
+from pardemo.argument_checks import time_limit
 from pardemo.cells.meters import METERS, print_alike
 from pardemo.cells.run import CellResult, parse, run_cell
 from pardemo.cluster import Cluster
@@ -138,7 +138,7 @@ def _parse(line: str) -> argparse.Namespace:
     parser.add_argument("--timeout")
     options = parser.parse_args(shlex.split(line))
     if options.timeout is not None:
-        options.timeout = seconds(options.timeout, "--timeout")
+        options.timeout = time_limit(options.timeout, "--timeout")
     variables = [*options.get, *(getattr(options, meter) for meter in METERS if getattr(options, meter))]
     for name in variables:
         if variables.count(name) > 1:

@@ -6,13 +6,12 @@ statements, ``chapter.…`` for a chapter's own findings.
 """
 
 from collections.abc import Iterable
-from typing import Any
 
 from pardemo import extras
 from pardemo.claims.declarations import Claim
-from pardemo.claims.ledger import COLUMNS, ClaimFailed, Ledger, read, read_ledger
+from pardemo.claims.ledger import ClaimFailed, Ledger, read, read_ledger
 from pardemo.claims.lines import by_claim, summary, worst
-from pardemo.claims.verdicts import EVIDENCE, VERDICTS, agrees, follows, predicted_text, short
+from pardemo.claims.verdicts import COLUMNS, EVIDENCE, VERDICTS, ClaimRow, agrees, follows, predicted_text, short
 
 __all__ = [
     "COLUMNS",
@@ -20,6 +19,7 @@ __all__ = [
     "VERDICTS",
     "Claim",
     "ClaimFailed",
+    "ClaimRow",
     "Ledger",
     "agrees",
     "by_claim",
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 
-def frame(rows: Iterable[dict[str, Any]]):
+def frame(rows: Iterable[ClaimRow]):
     """A pandas table for readers: figures shortened, bounds with their sign, equalities with their tolerance."""
     with extras.needed_by(f"{__name__}.frame"):
         import pandas as pd
@@ -48,7 +48,7 @@ def frame(rows: Iterable[dict[str, Any]]):
     return pd.DataFrame(table_rows, columns=columns)
 
 
-def counts(rows: Iterable[dict[str, Any]]) -> dict[str, int]:
+def counts(rows: Iterable[ClaimRow]) -> dict[str, int]:
     """Counts the cases of each verdict."""
     verdicts = [row["verdict"] for row in rows]
     return {verdict: verdicts.count(verdict) for verdict in VERDICTS}

@@ -6,19 +6,15 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pardemo import argument_checks, project
 from pardemo.claims import declarations
 from pardemo.claims.declarations import LINKS, Claim
 from pardemo.claims.lines import Closing, Line
-from pardemo.claims.verdicts import AS_PREDICTED, EVIDENCE, agree, may_be_off, plain, short
+from pardemo.claims.verdicts import AS_PREDICTED, COLUMNS, EVIDENCE, ClaimRow, agree, may_be_off, plain, short
 from pardemo.cluster.tiers import Tier
 
-COLUMNS = (
-    "id", "notebook", "statement", "source", "predicted", "measured", "unit", "rel", "evidence", "verdict", "reason",
-    "relation", "claim", "case", "because",
-)  # fmt: skip
 _EMPTY = dict.fromkeys(COLUMNS, "") | {"predicted": None, "measured": None, "rel": 0.0, "relation": "equal"}
 _ID = re.compile(r"[a-z0-9_]+\.[a-z0-9_.]+")
 
@@ -59,13 +55,13 @@ class Ledger:
         self._path = Path(folder or project.output_dir()) / "claims" / f"{notebook}.json"
         claims = declarations.read_declarations(self._file) if self._file else {}
         self._declared = {self._full(id): replace(claim, id=self._full(id)) for id, claim in claims.items()}
-        self._rows: dict[str, dict[str, Any]] = {}
+        self._rows: dict[str, ClaimRow] = {}
         self._texts: dict[str, str] = {}  # each row as it stands in the file
         self._shown: dict[str, int] = {}  # claim -> the notebook's count of executions when its line was shown
         self._write()
 
     @property
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[ClaimRow]:
         return list(self._rows.values())
 
     def __call__(
@@ -161,17 +157,16 @@ class Ledger:
         )  # fmt: skip
         return verdict
 
-    def skip(self, id: str, statement: str = "", reason: str = "", source: str = "") -> str:
-        """Books a claim that could not be measured here, and why; a declared one is shown as its line."""
+    def skip(self, claim: str | Claim, reason: str = "") -> str:
+        """Books a claim that could not be measured here, and why; one that a file declares is shown as its line."""
         if not reason:
             raise ValueError("a claim is only skipped with a reason")
-        id = self._full(id)
-        claim = self._declared.get(id)
-        if claim is None and not statement:
+        id = self._full(claim if isinstance(claim, str) else claim.id)
+        skipped = self._declared.get(id) if isinstance(claim, str) else claim
+        if skipped is None:
             raise ValueError(self._undeclared(id))
-        says, source = (claim.says, claim.source) if claim else (statement, source)
-        self._record(id=id, statement=says, source=source, verdict="not measured", reason=reason, claim=id)
-        if claim:
+        self._record(id, statement=skipped.says, source=skipped.source, verdict="not measured", reason=reason, claim=id)
+        if id in self._declared:
             self._show(id)
         return "not measured"
 
@@ -217,7 +212,7 @@ class Ledger:
         """Adds a row, of :data:`COLUMNS`; what is not said is empty."""
         if not _ID.fullmatch(id):
             raise ValueError(f"a claim's id looks like s09.sent_per_rank or data_parallel.bucket_order, not {id!r}")
-        row = _EMPTY | {"id": id, "notebook": self.notebook} | values
+        row = cast(ClaimRow, _EMPTY | {"id": id, "notebook": self.notebook} | values)
         before = self._rows.get(id, row)
         twice = id in self._rows and project.is_headless()
         if twice or (before["statement"], before["case"]) != (row["statement"], row["case"]):
@@ -233,7 +228,7 @@ class Ledger:
         project.write_text(self._path, text)
 
 
-def read(folder: str | Path | None = None) -> list[dict[str, Any]]:
+def read(folder: str | Path | None = None) -> list[ClaimRow]:
     """All claims of a run's folder, in the order of the notebooks: a row for each case.
 
     Raises:
@@ -247,13 +242,13 @@ def read(folder: str | Path | None = None) -> list[dict[str, Any]]:
     return [row for file in files for row in read_ledger(file)]
 
 
-def read_ledger(file: Path) -> list[dict[str, Any]]:
+def read_ledger(file: Path) -> list[ClaimRow]:
     """The claims of one notebook; ValueError where the file is not such a ledger."""
     try:
         rows = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(rows, list):
             raise TypeError("not a list")
-        return [{name: row[name] for name in COLUMNS} for row in rows]
+        return [cast(ClaimRow, {name: row[name] for name in COLUMNS}) for row in rows]
     except (ValueError, KeyError, TypeError, IsADirectoryError, RecursionError) as error:
         raise ValueError(f"{file} is not a ledger of claims: {error}") from None
 

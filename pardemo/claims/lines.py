@@ -3,9 +3,8 @@
 import html
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
 
-from pardemo.claims.verdicts import AS_PREDICTED, VERDICTS, predicted_text, short
+from pardemo.claims.verdicts import AS_PREDICTED, VERDICTS, ClaimRow, predicted_text, short
 
 #: Sign and colour of a verdict. A rendered page has shades of its own for a light and a dark screen; JupyterLab, which
 #: knows none of them, gets one that is readable on both.
@@ -37,7 +36,7 @@ class Line:
         rows: the ledger's rows of one claim, at least one.
     """
 
-    def __init__(self, rows: Sequence[dict[str, Any]]):
+    def __init__(self, rows: Sequence[ClaimRow]):
         self._rows = list(rows)
 
     def __repr__(self) -> str:
@@ -66,7 +65,7 @@ class Line:
 class Closing:
     """A chapter's claims at its end: the counts, the sentences of those not as predicted, and all of it folded."""
 
-    def __init__(self, rows: Sequence[dict[str, Any]]):
+    def __init__(self, rows: Sequence[ClaimRow]):
         self._rows = list(rows)
         self._claims = list(by_claim(rows).values())
 
@@ -80,13 +79,13 @@ class Closing:
         return f'<div class="claims"><p><b>{html.escape(summary(self._rows))}</b></p>{odd}{table}</div>'
 
 
-def _sentence(rows: Sequence[dict[str, Any]]) -> str:
+def _sentence(rows: Sequence[ClaimRow]) -> str:
     """A claim by its sign and its sentence: figures and reason stand where it was measured."""
     sign, colour = SIGNS[worst(rows)]
     return f'<div><span style="color:{colour};font-weight:bold">{sign}</span> {html.escape(_said(rows))}</div>'
 
 
-def summary(rows: Sequence[dict[str, Any]]) -> str:
+def summary(rows: Sequence[ClaimRow]) -> str:
     """``37 claims in 62 cases: 35 hold, 2 differ.``"""
     if not rows:
         return "No claim yet."
@@ -101,25 +100,25 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
     return f"{len(verdicts)} claim{'s' if len(verdicts) != 1 else ''}{cases}: {', '.join(counts)}."
 
 
-def by_claim(rows: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+def by_claim(rows: Iterable[ClaimRow]) -> dict[str, list[ClaimRow]]:
     """The rows of each claim, by its id, in their order."""
-    rows_by_claim: dict[str, list[dict[str, Any]]] = {}
+    rows_by_claim: dict[str, list[ClaimRow]] = {}
     for row in rows:
         rows_by_claim.setdefault(row["claim"], []).append(row)
     return rows_by_claim
 
 
-def _said(rows: Sequence[dict[str, Any]]) -> str:
+def _said(rows: Sequence[ClaimRow]) -> str:
     """A claim's sentence without its full stop: its figures follow."""
     return rows[0]["statement"].removesuffix(".")
 
 
-def worst(rows: Iterable[dict[str, Any]]) -> str:
+def worst(rows: Iterable[ClaimRow]) -> str:
     """A claim's verdict is that of its worst case."""
     return max((row["verdict"] for row in rows), key=VERDICTS.index)
 
 
-def _figures(rows: list[dict[str, Any]], bold: bool = False) -> str:
+def _figures(rows: list[ClaimRow], bold: bool = False) -> str:
     """``predicted 8 φ ± 1 %, measured 8.00 (N = 2), 8.01 (N = 4)``, shortened where that says as much."""
     measured = [row for row in rows if row["measured"] is not None]
     if not measured:
@@ -129,7 +128,7 @@ def _figures(rows: list[dict[str, Any]], bold: bool = False) -> str:
         return f"yes ({cases})" if cases else "yes"
     plain = html.escape if bold else str
 
-    def figure(row: dict[str, Any]) -> str:
+    def figure(row: ClaimRow) -> str:
         text = plain(short(row["measured"]))
         return (f"<b>{text}</b>" if bold else text) + plain(_unit(row))
 
@@ -147,7 +146,7 @@ def _figures(rows: list[dict[str, Any]], bold: bool = False) -> str:
     )
 
 
-def _figure_word(row: dict[str, Any]) -> str:
+def _figure_word(row: ClaimRow) -> str:
     """The word before the figure beside a prediction: measured, computed, or published by a paper.
 
     Where published figures have a bound, the figure was computed from them, such as how far a model misses them.
@@ -157,23 +156,23 @@ def _figure_word(row: dict[str, Any]) -> str:
     return "computed" if row["evidence"] == "arithmetic" else "measured"
 
 
-def _unit(row: dict[str, Any]) -> str:
+def _unit(row: ClaimRow) -> str:
     return f" {row['unit']}" if row["unit"] else ""
 
 
-def _prediction(row: dict[str, Any]) -> str:
+def _prediction(row: ClaimRow) -> str:
     """``predicted 8 φ ± 1 %``, ``at most 1e-05``; a tolerance that no reader would notice is left to the table."""
     figure = short(row["predicted"]) + _unit(row)
     return f"predicted {figure}{_tolerance(row)}" if row["relation"] == "equal" else f"{row['relation']} {figure}"
 
 
-def _tolerance(row: dict[str, Any]) -> str:
+def _tolerance(row: ClaimRow) -> str:
     """`` ± 1 %``; nothing of 0, of a bound, and where no reader would notice it."""
     noticed = row["relation"] == "equal" and row["rel"] >= NOTICED and row["predicted"]
     return f" ± {100 * row['rel']:.3g} %" if noticed else ""
 
 
-def _spread(rows: list[dict[str, Any]]) -> str:
+def _spread(rows: list[ClaimRow]) -> str:
     pairs = [(row["predicted"], row["measured"]) for row in rows if row["relation"] == "equal"]
     numbers = [(p, m) for p, m in pairs if not isinstance(p, (bool, str)) and not isinstance(m, (bool, str)) and p]
     if len(numbers) == len(rows):
@@ -188,7 +187,7 @@ def _spread(rows: list[dict[str, Any]]) -> str:
     return ", ".join(f"{n} {verdict}" for verdict in VERDICTS if (n := [r["verdict"] for r in rows].count(verdict)))
 
 
-def sentences(rows: list[dict[str, Any]]) -> list[str]:
+def sentences(rows: list[ClaimRow]) -> list[str]:
     """The reasons of the cases that are not as predicted; a reason that several cases share comes once."""
     values_by_sentence: dict[str, list[str]] = {}  # sentence -> the values that hold instead of the prediction
     bounds = {}  # sentence -> what kind of prediction it is: equal, at most, at least
@@ -200,7 +199,7 @@ def sentences(rows: list[dict[str, Any]]) -> list[str]:
             bounds[sentence] = row["relation"]
             if value and value not in values:
                 values.append(value)
-    return [_sentence_text(of, " and ".join(values), bounds[of]) for of, values in values_by_sentence.items()]
+    return [_sentence_text(cause, " and ".join(values), bounds[cause]) for cause, values in values_by_sentence.items()]
 
 
 def _sentence_text(sentence: str, values: str, relation: str) -> str:
@@ -209,7 +208,7 @@ def _sentence_text(sentence: str, values: str, relation: str) -> str:
     return text[0].upper() + text[1:] + "." * (text[-1] not in ".!?")
 
 
-def _cases(rows: Sequence[dict[str, Any]]) -> str:
+def _cases(rows: Sequence[ClaimRow]) -> str:
     """The cases of one claim as a small table: prediction, tolerance and unit once where all cases share them."""
     unit = _unit(rows[0]) if len({_unit(row) for row in rows}) == 1 else ""
     tolerance = _tolerance(rows[0]) if len({_tolerance(row) for row in rows}) == 1 else ""
@@ -225,7 +224,7 @@ def _cases(rows: Sequence[dict[str, Any]]) -> str:
     return f'{": " if common else ""}{common}<table style="margin:.2em 0 .2em 1.4em"><tr>{head}</tr>{body}</table>'
 
 
-def _table(rows: Iterable[dict[str, Any]]) -> str:
+def _table(rows: Iterable[ClaimRow]) -> str:
     heads = "".join(f"<th>{head}</th>" for head in ("claim", "case", "predicted", "measured", "evidence", ""))
     lines, before = [], ""
     for row in rows:

@@ -1,7 +1,7 @@
 """Verdicts on predictions and measurements, and figures as tables show them."""
 
 import math
-from typing import Any
+from typing import Any, TypedDict
 
 EVIDENCE = {
     "wire": "bytes counted by the kernel",
@@ -20,6 +20,29 @@ VERDICTS = ("holds", "differs", "not measured", "off", "fails")
 SECONDS = ("time", "host links", "paced links", "paced")
 #: How a row's reason begins that differs, and is right as something else predicts.
 AS_PREDICTED = "measured as"
+
+
+class ClaimRow(TypedDict):
+    """One case of a claim, as a ledger's JSON and a run's ``claims.csv`` have it; what is not said is empty."""
+
+    id: str  #: the claim's, and behind it the case's: ``s30.rows_first.n4``
+    notebook: str
+    statement: str
+    source: str  #: the paper's section or table that says it
+    predicted: Any  #: a number, truth or text in the claim's unit; None of what was not measured, as ``measured``
+    measured: Any
+    unit: str
+    rel: float  #: the tolerance relative to ``predicted``
+    evidence: str  #: of :data:`EVIDENCE`
+    verdict: str  #: of :data:`VERDICTS`
+    reason: str  #: why it is not as predicted, or was not measured
+    relation: str  #: ``equal``, ``at most``, ``at least``
+    claim: str  #: the claim's id
+    case: str  #: as ``N = 4``
+    because: str  #: why the tolerance is what it is
+
+
+COLUMNS = tuple(ClaimRow.__annotations__)
 
 
 def agree(predicted: Any, measured: Any, rel: float, relation: str) -> bool:
@@ -47,12 +70,12 @@ def may_be_off(evidence: str, reason: str) -> bool:
     return evidence in SECONDS or (evidence == "published" and bool(reason))
 
 
-def agrees(row: dict[str, Any]) -> bool:
+def agrees(row: ClaimRow) -> bool:
     """Whether a row's measurement is what it predicts, judged anew from the figures of the row."""
     return row["measured"] is not None and agree(row["predicted"], row["measured"], row["rel"], row["relation"])
 
 
-def follows(row: dict[str, Any]) -> bool:
+def follows(row: ClaimRow) -> bool:
     """Whether a row's verdict is what a :class:`pardemo.Ledger` gives for its figures."""
     verdict, reason = row["verdict"], row["reason"]
     if row["measured"] is None:
@@ -77,7 +100,7 @@ def plain(value: Any) -> float | int | bool | str:
     return int(value) if value.is_integer() and abs(value) < 2**53 else value
 
 
-def predicted_text(row: dict[str, Any]) -> str:
+def predicted_text(row: ClaimRow) -> str:
     """The prediction as a table shows it, with its tolerance: ``4,194,304``, ``52.1 ± 1 %``, ``≤ 1e-06``."""
     bound, tolerance = {"at most": "≤ ", "at least": "≥ "}.get(row["relation"], ""), ""
     compared = isinstance(row["predicted"], (int, float)) and not isinstance(row["predicted"], bool)

@@ -35,7 +35,7 @@ class Cluster:
 
     def __post_init__(self):
         for name in ("hosts", "ranks_per_host"):
-            argument_checks.whole(getattr(self, name), f"Cluster: {name}")
+            argument_checks.whole_number(getattr(self, name), f"Cluster: {name}")
         if self.tier not in (None, "namespaces", "pacing", "none"):
             raise ValueError(f"Cluster: tier is 'namespaces', 'pacing', 'none' or None, not {self.tier!r}")
         if self.latency is not None:

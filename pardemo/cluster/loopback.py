@@ -48,12 +48,12 @@ def _send(sender: socket.socket, piece: memoryview) -> None:
         sender.sendall(piece)
 
 
-def refuse_above_measured(rate: float, what: str) -> None:
+def refuse_above_measured(rate: float, name: str) -> None:
     """Raises ValueError where loopback cannot carry so many bytes a second: such a link would not be what it says."""
     if rate > SURE_BYTES_PER_S and rate > measured_rate():
         there = bandwidth_text(measured_rate())
         raise ValueError(
-            f"{what}: {bandwidth_text(rate)} is more than loopback carries here, {there} on one connection"
+            f"{name}: {bandwidth_text(rate)} is more than loopback carries here, {there} on one connection"
         )
 
 

@@ -175,8 +175,8 @@ class Pacer:
     def _sharing(self, other: int) -> tuple[list[int], list[int]]:
         """Where it stands how many connections share the link to that rank with this one: at this end, at the other."""
         rank, cluster = self._rank, self._cluster
-        place = self._places.get(other)
-        if place is None:
+        entries = self._places.get(other)
+        if entries is None:
             everybody, host_of = range(cluster.size), cluster.host_of
             here, there = host_of(rank), host_of(other)
             inside = here == there
@@ -184,8 +184,8 @@ class Pacer:
             alike = [(a, b) for a in everybody for b in everybody if (host_of(a) == host_of(b)) == inside]
             leaving = [a * MAX_RANKS + b for a, b in alike if a in mine]
             arriving = [a * MAX_RANKS + b for a, b in alike if b in theirs]
-            place = self._places[other] = leaving, arriving
-        return place
+            entries = self._places[other] = leaving, arriving
+        return entries
 
 
 def _queued(fd: int) -> int:

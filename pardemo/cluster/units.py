@@ -10,18 +10,18 @@ _LATENCY = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*(us|µs|ms|s)\s*", re.ASCII)
 MOST_S = 1.0
 
 
-def bytes_per_second(text: str, what: str = "bandwidth") -> float:
+def bytes_per_second(text: str, name: str = "bandwidth") -> float:
     """Reads ``"200 Mbit/s"`` as 25e6.
 
     Raises:
-        ValueError: no number, no unit or an unknown one, zero or less; ``what`` begins the message.
+        ValueError: no number, no unit or an unknown one, zero or less; ``name`` begins the message.
     """
     match = _BANDWIDTH.fullmatch(text) if isinstance(text, str) else None
     if match is None:
-        raise ValueError(f"{what} is no bandwidth: {text!r}; write it as '200 Mbit/s' or '25 MB/s'")
+        raise ValueError(f"{name} is no bandwidth: {text!r}; write it as '200 Mbit/s' or '25 MB/s'")
     rate = float(match[1]) * _PREFIXES[match[2]] * _BYTES[match[3]]
     if not 0 < rate < float("inf"):
-        raise ValueError(f"{what} must be above zero, not {text!r}")
+        raise ValueError(f"{name} must be above zero, not {text!r}")
     return rate
 
 
@@ -34,15 +34,15 @@ def bandwidth_text(rate: float) -> str:
     return f"{bits:.4g} bit/s"
 
 
-def seconds(text: str, what: str = "latency") -> float:
+def seconds(text: str, name: str = "latency") -> float:
     """Reads ``"2 ms"`` as 0.002.
 
     Raises:
-        ValueError: no number, no unit or an unknown one, not above zero or more than a second; ``what`` begins the
+        ValueError: no number, no unit or an unknown one, not above zero or more than a second; ``name`` begins the
             message.
     """
     match = _LATENCY.fullmatch(text) if isinstance(text, str) else None
     value = float(match[1]) * _SECONDS[match[2]] if match else 0.0
     if not 0 < value <= MOST_S:
-        raise ValueError(f"{what} is a time above 0 s and of at most {MOST_S:g} s as '2 ms' or '500 us', not {text!r}")
+        raise ValueError(f"{name} is a time above 0 s and of at most {MOST_S:g} s as '2 ms' or '500 us', not {text!r}")
     return value

@@ -52,11 +52,11 @@ def compare_in_group(mine: np.ndarray, group: dist.ProcessGroup, device: torch.d
         _compare_rows(torch.stack(table).cpu().numpy())
 
 
-def compare_lines(what: str, lines: Sequence[str], group: dist.ProcessGroup) -> None:
+def compare_lines(message: str, lines: Sequence[str], group: dist.ProcessGroup) -> None:
     """Collective: all ranks describe what they are making in the same lines.
 
     Raises:
-        ValueError: they do not; ``what``, and the first line that differs. The same text on every rank.
+        ValueError: they do not; ``message``, and the first line that differs. The same text on every rank.
     """
     ranks: list = [None] * dist.get_world_size(group)
     with compat.without_modes():  # meters: the caller did not ask for these messages
@@ -64,7 +64,7 @@ def compare_lines(what: str, lines: Sequence[str], group: dist.ProcessGroup) -> 
     for rank, theirs in enumerate(ranks):
         for here, there in zip_longest(ranks[0], theirs, fillvalue="nothing more"):
             if here != there:
-                raise ValueError(f"{what}; rank 0 of the group has {here}, rank {rank} {there}")
+                raise ValueError(f"{message}; rank 0 of the group has {here}, rank {rank} {there}")
 
 
 def _compare_rows(table: np.ndarray) -> None:

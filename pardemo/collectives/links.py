@@ -167,8 +167,8 @@ class Link:
     def closed(self) -> bool:
         return not self._finalizer.alive
 
-    def _lost(self, what: str) -> ConnectionError:
-        return ConnectionError(f"{self.use}: rank {self.predecessor} of the group: {what}{self._in_words()}")
+    def _lost(self, loss: str) -> ConnectionError:
+        return ConnectionError(f"{self.use}: rank {self.predecessor} of the group: {loss}{self._in_words()}")
 
     def _cannot_send(self, reason: OSError) -> ConnectionError:
         kind = ConnectionRefusedError if isinstance(reason, ConnectionRefusedError) else ConnectionError

@@ -24,7 +24,7 @@ def merge(
     """The output and ℓ of both blocks' keys together; a query that saw no key in either has ℓ = −∞ and 0."""
     both = torch.logaddexp(log_sum, more_log_sum)
     safe = both.masked_fill(both == -torch.inf, 0)  # else −∞ − −∞
-    weights = [(each - safe).exp().unsqueeze(-1) for each in (log_sum, more_log_sum)]
+    weights = [(part_log_sum - safe).exp().unsqueeze(-1) for part_log_sum in (log_sum, more_log_sum)]
     return weights[0] * out + weights[1] * more, both
 
 
@@ -59,11 +59,11 @@ def attend_backward(
     """
     if _fused(q, v, mask):
         gradients = compat.attention_cpu_backward(gradient, q, k, v, out, log_sum, 0.0, causal)
-        return tuple(each.to(log_sum.dtype) for each in gradients)
+        return tuple(tensor.to(log_sum.dtype) for tensor in gradients)
     kind, groups = log_sum.dtype, k.shape[1]
     scores = _scores(q, k, causal, mask)
     weights = _weights(scores, log_sum.unflatten(1, (groups, -1)))  # [b, h_kv, g, s, t]
-    gradient, out, q = (each.to(kind).unflatten(1, (groups, -1)) for each in (gradient, out, q))
+    gradient, out, q = (tensor.to(kind).unflatten(1, (groups, -1)) for tensor in (gradient, out, q))
     towards = (gradient * out).sum(-1, keepdim=True)  # [b, h_kv, g, s, 1]: what softmax takes off each score's gradient
     of_scores = weights * (gradient @ v.to(kind).unsqueeze(2).mT - towards) * q.shape[-1] ** -0.5
     of_q = of_scores @ k.to(kind).unsqueeze(2)

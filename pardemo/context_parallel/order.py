@@ -40,12 +40,12 @@ def positions(
         ValueError: the sequence does not divide into the order's pieces.
     """
     mine = pieces_of(rank, ranks, order)
-    each, left = divmod(tokens, ranks * len(mine))
+    piece_tokens, left = divmod(tokens, ranks * len(mine))
     if left:
         raise ValueError(
             f"a sequence of {tokens} tokens does not divide into the {ranks * len(mine)} pieces of the {order} order"
         )
-    return torch.cat([torch.arange(piece * each, (piece + 1) * each, device=device) for piece in mine])
+    return torch.cat([torch.arange(piece * piece_tokens, (piece + 1) * piece_tokens, device=device) for piece in mine])
 
 
 def cut(

@@ -31,9 +31,9 @@ def _scores(q: torch.Tensor, k: torch.Tensor, diagonal: bool) -> torch.Tensor:
 def _pass_on(tensors: list[torch.Tensor], group: Group) -> list[torch.Tensor]:
     """To the next rank; returns those of the rank before."""
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-    leaving, coming = [each.contiguous() for each in tensors], [torch.empty_like(each) for each in tensors]
-    messages = [dist.P2POp(dist.isend, each, group=group, group_peer=(rank + 1) % ranks) for each in leaving]
-    messages += [dist.P2POp(dist.irecv, each, group=group, group_peer=(rank - 1) % ranks) for each in coming]
+    leaving, coming = [tensor.contiguous() for tensor in tensors], [torch.empty_like(tensor) for tensor in tensors]
+    messages = [dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % ranks) for tensor in leaving]
+    messages += [dist.P2POp(dist.irecv, tensor, group=group, group_peer=(rank - 1) % ranks) for tensor in coming]
     for message in dist.batch_isend_irecv(messages) if ranks > 1 else ():
         message.wait()
     return coming if ranks > 1 else tensors
@@ -61,7 +61,7 @@ class _Ring(torch.autograd.Function):
     def backward(ctx, gradient):
         q, k, v, out, log_sum = ctx.saved_tensors
         rank, ranks = dist.get_rank(ctx.group), dist.get_world_size(ctx.group)
-        of_q, of_k, of_v = (torch.zeros_like(each) for each in (q, k, v))
+        of_q, of_k, of_v = (torch.zeros_like(tensor) for tensor in (q, k, v))
         towards = (gradient * out).sum(-1, keepdim=True)  # what softmax takes off each score's gradient
         for step in range(ranks):
             if step <= rank:
@@ -97,5 +97,5 @@ class _Swap(torch.autograd.Function):
 
 def ulysses_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: Group = None) -> torch.Tensor:
     """The same with some heads of the whole sequence on each rank in between; N divides the heads."""
-    q, k, v = (_Swap.apply(each, 1, 2, group) for each in (q, k, v))  # [b, heads/N, S, d]
+    q, k, v = (_Swap.apply(tensor, 1, 2, group) for tensor in (q, k, v))  # [b, heads/N, S, d]
     return _Swap.apply(F.scaled_dot_product_attention(q, k, v, is_causal=True), 2, 1, group)

@@ -84,11 +84,11 @@ class _RingAttention(torch.autograd.Function):
                 mask = _mask(documents, documents)
                 of_q, *of_own = attend_backward(gradient, q, k, v, out, log_sum, ctx.causal, mask)
                 continue
-            sums = [torch.zeros_like(each, dtype=log_sum.dtype) for each in travelling[:2]]
+            sums = [torch.zeros_like(tensor, dtype=log_sum.dtype) for tensor in travelling[:2]]
             if seen := _seen(rank, source, ctx.causal, ctx.order, q.shape[2]):
                 ours, theirs = seen
                 keys, values, mask = _block(travelling, theirs, documents, ours)
-                here = [each[:, :, ours].contiguous() for each in (gradient, q, out, log_sum)]
+                here = [tensor[:, :, ours].contiguous() for tensor in (gradient, q, out, log_sum)]
                 gradients = attend_backward(*here[:2], keys.contiguous(), values.contiguous(), *here[2:], mask=mask)
                 of_q[:, :, ours] += gradients[0]
                 for of_all, of_these in zip(sums, gradients[1:], strict=True):

@@ -54,8 +54,8 @@ def ulysses_attention(
     agree(k, f"Ulysses attention{', causal' * causal} of {tuple(q.shape)}, {tuple(v.shape)}", group)
     if groups % ranks:  # each rank needs the keys of its own queries' heads: repeated at most once per query's
         times = next(n for n in range(1, heads // groups + 1) if groups * n % ranks == 0 == heads % (groups * n))
-        k, v = (each.repeat_interleave(times, HEADS) for each in (k, v))
-    q, k, v = (_AllToAll.apply(each, HEADS, TOKENS, group) for each in (q, k, v))
+        k, v = (tensor.repeat_interleave(times, HEADS) for tensor in (k, v))
+    q, k, v = (_AllToAll.apply(tensor, HEADS, TOKENS, group) for tensor in (q, k, v))
     if core is not None:
         out = core(q, k, v)
     else:

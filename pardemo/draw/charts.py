@@ -49,7 +49,7 @@ def fill(kind: Fill) -> dict[str, Any]:
     """
     kind, hatch = kind if isinstance(kind, tuple) else (kind, HATCHES.get(kind, "") if isinstance(kind, str) else "")
     if not isinstance(kind, str):
-        return {"color": [fill(each)["color"] for each in kind], "hatch": hatch, "edgecolor": "white"}
+        return {"color": [fill(name)["color"] for name in kind], "hatch": hatch, "edgecolor": "white"}
     named = COLOURS.get(kind) or palette.MEANINGS.get(kind) or (kind if is_color_like(kind) else None)
     if named is None:
         named = WAYS[zlib.crc32(kind.encode()) % len(palette.WAYS)]
@@ -118,7 +118,7 @@ def bars(
     table = table.reindex(columns=[*fills], fill_value=0.0) if fills else table
     groups, side_by_side = list(table.index), 1 if stacked else len(table.columns)
     places = np.arange(len(groups)) if at is None else np.asarray(at)
-    each = wide or (0.6 if side_by_side == 1 else 0.84 / side_by_side)
+    share = wide or (0.6 if side_by_side == 1 else 0.84 / side_by_side)
     predicted = pd.DataFrame() if outline is None else _predicted(outline, table, stacked) / per
     ends, marked = np.zeros(len(groups)), []
     draw: Any = ax.barh if across else ax.bar
@@ -126,24 +126,24 @@ def bars(
     largest = table.sum(axis=1).max() if stacked else table.max(axis=None)
     for number, name in enumerate(table):
         values = table[name].to_numpy()
-        x = places if stacked else places + (number - (side_by_side - 1) / 2) * each
+        x = places if stacked else places + (number - (side_by_side - 1) / 2) * share
         style = fill((fills or {}).get(name, name))
         style["label"] = str(name) if values.any() else None
         if values.max() < 0.004 * largest and stacked:  # it is narrower than its white edge
             style = {"color": style["color"]}
-        draw(x, values, (0.86 if side_by_side > 1 else 1) * each, **{begin: ends if stacked else 0}, zorder=2, **style)
+        draw(x, values, (0.86 if side_by_side > 1 else 1) * share, **{begin: ends if stacked else 0}, zorder=2, **style)
         ends = ends + values if stacked else values
         reach = ends
         if name in predicted:
             label = None if number else outlined
-            draw(x, predicted[name], (0.98 if side_by_side > 1 else 1.18) * each, label=label, **OUTLINE)
+            draw(x, predicted[name], (0.98 if side_by_side > 1 else 1.18) * share, label=label, **OUTLINE)
             reach = np.fmax(ends, predicted[name])
         if not stacked:
             marked.append((x, ends, reach))
     if stacked:
         reach = ends
         if len(predicted.columns):
-            draw(places, predicted.iloc[:, 0], 1.18 * each, label=outlined, **OUTLINE)
+            draw(places, predicted.iloc[:, 0], 1.18 * share, label=outlined, **OUTLINE)
             reach = np.fmax(ends, predicted.iloc[:, 0])
         marked = [(places, ends, reach)]
     if points is not None:
@@ -158,24 +158,28 @@ def bars(
         top = max((float(np.max(reach)) for *_, reach in marked), default=0.0)
     for x, values, reach in marked if text else ():
         numbers(ax, x, reach, [_label(text, value, k) for k, value in enumerate(values)], across)
-    figure: Any = ax.get_figure(root=True)
-    spec = ax.get_subplotspec()
-    rows, columns = spec.get_gridspec().get_geometry() if spec else (1, 1)
-    if across:
-        roomy = figure.get_size_inches()[1] / rows / len(groups) > 0.4
-        ax.set_yticks(
-            places, _broken(groups, 28, break_on_hyphens=False) if roomy else [str(group) for group in groups]
-        )
-        ax.set(xlim=(0, room * top or 1), ylim=(places[-1] + 0.6, places[0] - 0.6))
-    else:
-        letters = int(8.2 * figure.get_size_inches()[0] / columns / len(groups))
-        ax.set_xticks(places, _broken(groups, max(6, letters)))
-        ax.set_ylim(0, room * top or 1)
+    _name_groups(ax, groups, places, across)
+    ax.set(**{"xlim" if across else "ylim": (0, room * top or 1)})
     ax.grid(axis="y" if across else "x", visible=False)
     shown = text if (isinstance(text, str) and text) or callable(text) else "{:.3g}"
     if side_by_side > 1:
         return words({name: dict(zip(map(str, groups), table[name], strict=True)) for name in table}, shown)
     return words(dict(zip(map(str, groups), ends, strict=True)), shown)
+
+
+def _name_groups(ax: Axes, groups: Sequence[Any], places: np.ndarray, across: bool) -> None:
+    """Writes the groups' names on their axis, in several lines where one has no room."""
+    figure: Any = ax.get_figure(root=True)
+    spec = ax.get_subplotspec()
+    rows, columns = spec.get_gridspec().get_geometry() if spec else (1, 1)
+    width, height = figure.get_size_inches()
+    if across:
+        roomy = height / rows / len(groups) > 0.4
+        names = _broken(groups, 28, break_on_hyphens=False) if roomy else [str(group) for group in groups]
+        ax.set_yticks(places, names)
+        ax.set_ylim(places[-1] + 0.6, places[0] - 0.6)
+    else:
+        ax.set_xticks(places, _broken(groups, max(6, int(8.2 * width / columns / len(groups)))))
 
 
 def _predicted(outline: Table, table: pd.DataFrame, stacked: bool) -> pd.DataFrame:

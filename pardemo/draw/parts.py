@@ -14,10 +14,10 @@ def width_of(text: str, size: float = 18) -> float:
     return LETTER * size * len(text)
 
 
-def check_range(value: int, least: int, most: int, what: str = "ranks") -> None:
+def check_range(value: int, least: int, most: int, drawn: str = "ranks") -> None:
     """Raises a ValueError for a number that is too small or too large to be drawn."""
     if not least <= value <= most:
-        raise ValueError(f"{least} to {most} {what} can be drawn, not {value}")
+        raise ValueError(f"{least} to {most} {drawn} can be drawn, not {value}")
 
 
 def unbroken(formula: str) -> str:
@@ -39,8 +39,8 @@ def parts(
     """A tensor cut into ``count`` parts, one below the other: those of ``present`` are filled, the others empty."""
     if len(present) < count:
         canvas.box(x, y, width, height, thick=1, dashed=True)
-    each = height / count
-    canvas.boxes([(x, y + number * each, width, each) for number in sorted(present)], fill, thick=0.8)
+    part_height = height / count
+    canvas.boxes([(x, y + number * part_height, width, part_height) for number in sorted(present)], fill, thick=0.8)
 
 
 def half_of(canvas: Canvas, x: float, y: float, width: float, height: float, rank: int, text: str = "½") -> None:

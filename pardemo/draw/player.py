@@ -105,7 +105,7 @@ class Player:
         """(what points to it, its definition) of each element that several frames have: it is in the page once."""
         times = Counter(part for canvas, _ in self._frames for part in canvas.parts)
         often = [part for part, n in times.items() if n > 1 and len(part) > SHORT]
-        names = {part: f"f{number[:7]}-{place}" for place, part in enumerate(often)}
+        names = {part: f"f{number[:7]}-{index}" for index, part in enumerate(often)}
         return {part: (f'<use href="#{name}"/>', _with_id(part, name)) for part, name in names.items()}
 
 

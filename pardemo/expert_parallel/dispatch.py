@@ -70,14 +70,14 @@ def plan(
         by_expert = best[flat[best].argsort(stable=True)]  # by expert, the largest first
         counts = torch.bincount(flat, minlength=num_experts)
         first = counts.cumsum(0) - counts
-        place = torch.arange(len(flat), device=flat.device) - first[flat[by_expert]]
+        position = torch.arange(len(flat), device=flat.device) - first[flat[by_expert]]
         has_room = torch.zeros_like(flat, dtype=torch.bool)
-        has_room[by_expert[place < capacity]] = True
+        has_room[by_expert[position < capacity]] = True
         order = order[has_room[order]]
     counts = torch.bincount(flat[order], minlength=num_experts)
     coming = torch.empty_like(counts)
     dist.all_to_all_single(coming, counts, group=group)
-    sends, arriving = (each.view(group.size(), -1) for each in (counts, coming))  # [N, E/N]
+    sends, arriving = (tensor.view(group.size(), -1) for tensor in (counts, coming))  # [N, E/N]
     sent, received = tuple(sends.sum(1).tolist()), tuple(map(tuple, arriving.tolist()))
     return RoutingPlan(order, sent, received, len(flat) - len(order))
 
@@ -88,8 +88,8 @@ def dispatch(tokens: torch.Tensor, top_k: int, plan: RoutingPlan, group: dist.Pr
     rows = tokens.index_select(0, plan.order // top_k)  # autograd adds the gradients of a token's k rows
     came = _Exchange.apply(rows, plan.sends, plan.receives, group)  # by rank, then expert
     pieces = came.split([count for of_rank in plan.coming for count in of_rank])
-    each = len(plan.coming[0])
-    return [torch.cat(pieces[expert::each]) for expert in range(each)]
+    local = len(plan.coming[0])
+    return [torch.cat(pieces[expert::local]) for expert in range(local)]
 
 
 @not_compiled

@@ -50,14 +50,14 @@ class ExpertParallel(GroupModule):
         super().__init__(group)
         if len(experts) != router.num_experts:
             raise ValueError(f"the router has {router.num_experts} experts, and there are {len(experts)}")
-        rank, each = dist.get_rank(self.group), divide(len(experts), self.group, "a number of experts")
+        rank, local = dist.get_rank(self.group), divide(len(experts), self.group, "a number of experts")
         if capacity is not None and not capacity > 0:
             raise ValueError(f"capacity is a multiple of the even share, above 0, not {capacity!r}")
-        values = [values_of(expert, f"expert {place}") for place, expert in enumerate(experts)]
+        values = [values_of(expert, f"expert {index}") for index, expert in enumerate(experts)]
         values += [values_of(router, "router"), {} if shared is None else values_of(shared, "shared")]
         compare_layers("ExpertParallel", {name: t for tensors in values for name, t in tensors.items()}, self.group)
         self.router, self.shared = copy.deepcopy(router), copy.deepcopy(shared)
-        self.experts = nn.ModuleList(copy.deepcopy(expert) for expert in experts[rank * each : (rank + 1) * each])
+        self.experts = nn.ModuleList(copy.deepcopy(expert) for expert in experts[rank * local : (rank + 1) * local])
         self.capacity = capacity
         self.routing: Routing | None = None
         self.plan: RoutingPlan | None = None

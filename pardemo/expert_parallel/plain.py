@@ -52,21 +52,21 @@ class PlainExperts(nn.Module):
     def __init__(self, gate: nn.Linear, experts: Sequence[nn.Module], top_k: int, group: Group = None):
         super().__init__()
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
-        self.group, self.top_k, each = group, top_k, len(experts) // self.ranks
+        self.group, self.top_k, local = group, top_k, len(experts) // self.ranks
         self.gate = copy.deepcopy(gate)
-        self.experts = nn.ModuleList(map(copy.deepcopy, experts[self.rank * each : (self.rank + 1) * each]))
+        self.experts = nn.ModuleList(map(copy.deepcopy, experts[self.rank * local : (self.rank + 1) * local]))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        each = len(self.experts)
+        local = len(self.experts)
         weights, chosen = self.gate(x).softmax(-1).topk(self.top_k)  # [T, k] both
         weights = weights / weights.sum(-1, keepdim=True)
         order = chosen.flatten().argsort(stable=True)  # [T·k]: the assignments, sorted by expert
-        counts = chosen.flatten().bincount(minlength=each * self.ranks)  # [E]
+        counts = chosen.flatten().bincount(minlength=local * self.ranks)  # [E]
         coming = torch.empty_like(counts)
         dist.all_to_all_single(coming, counts, group=self.group)  # first the counts: rows by rank, then by expert
-        sends, receives = (n.view(self.ranks, each).sum(1).tolist() for n in (counts, coming))
+        sends, receives = (n.view(self.ranks, local).sum(1).tolist() for n in (counts, coming))
         rows = _Exchange.apply(x[order // self.top_k], sends, receives, self.group)  # then the rows, [R, h]
-        whose = torch.arange(each).repeat(self.ranks).repeat_interleave(coming)  # [R]: the expert of each
+        whose = torch.arange(local).repeat(self.ranks).repeat_interleave(coming)  # [R]: the expert of each
         made = torch.zeros_like(rows)
         for number, expert in enumerate(self.experts):
             here = (whose == number).nonzero().squeeze(1)

@@ -217,8 +217,8 @@ def convert_checkpoint(checkpoint: Path, timeout_s: float = 500) -> Path:
         "--input_folder", str(checkpoint / states), "--output_folder", str(target / states),
         "--num_extract_workers", "1", "--num_merge_workers", "1",
     ]  # fmt: skip
-    place = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # it is no rank of this job
-    environment = {name: value for name, value in os.environ.items() if name not in place}
+    of_rank = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # it is no rank of this job
+    environment = {name: value for name, value in os.environ.items() if name not in of_rank}
     environment.setdefault("DS_ACCELERATOR", "cpu")
     try:
         subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s, check=True)

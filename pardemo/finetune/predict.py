@@ -184,8 +184,8 @@ def generate(
         draws = [np.random.default_rng([seed, row]) for row in batch]
         tokens |= {row: [] for row in batch}
         for step in steps(model, [prompts[row] for row in batch], settings, eos, draws):
-            for place, token in step:
-                tokens[batch[place]].append(token)
+            for number, token in step:
+                tokens[batch[number]].append(token)
         if shows and time.perf_counter() - shown > _PROGRESS_EVERY_S:
             shown = time.perf_counter()
             print(f"{len(tokens):,} of this rank's {sum(map(len, batches)):,} rows", file=sys.stderr, flush=True)
@@ -224,10 +224,10 @@ def steps(
         token_ids = tokens.tolist()
         yield [(row, token) for row, token in zip(alive, token_ids, strict=True) if token != eos]
         if eos in token_ids:
-            places = [place for place, token in enumerate(token_ids) if token != eos]
+            places = [row for row, token in enumerate(token_ids) if token != eos]
             if not places:
                 return
-            alive, index = [alive[place] for place in places], torch.tensor(places, device=model.device)
+            alive, index = [alive[row] for row in places], torch.tensor(places, device=model.device)
             cache.batch_select_indices(index)
             tokens, mask, positions = tokens[index], mask[index], positions[index]
         ids, positions = tokens[:, None], positions[:, -1:] + 1
@@ -245,9 +245,9 @@ def _sampled(logits: torch.Tensor, settings: Predict, draws: Sequence[np.random.
     before = probabilities.cumsum(-1) - probabilities
     total = probabilities.masked_fill_(before >= settings.top_p, 0).cumsum(-1)  # the first always stays: 0 < top_p
     drawn = torch.tensor([[draw.random()] for draw in draws], device=logits.device, dtype=total.dtype) * total[:, -1:]
-    place = (total <= drawn).sum(-1, keepdim=True)
+    drawn_index = (total <= drawn).sum(-1, keepdim=True)
     last = (probabilities > 0).sum(-1, keepdim=True) - 1  # should the product have been rounded up to the whole
-    return tokens.gather(-1, torch.minimum(place, last)).squeeze(-1)
+    return tokens.gather(-1, torch.minimum(drawn_index, last)).squeeze(-1)
 
 
 def chat(

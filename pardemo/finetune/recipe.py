@@ -326,8 +326,8 @@ def steps(recipe: Recipe, samples: int, world_size: int | None = None) -> Steps:
         world_size: ranks, the recipe's by default.
     """
     ranks = recipe.world.ranks if world_size is None else world_size
-    argument_checks.whole(samples, "samples")
-    argument_checks.whole(ranks, "ranks")
+    argument_checks.whole_number(samples, "samples")
+    argument_checks.whole_number(ranks, "ranks")
     count = min(samples, recipe.data.max_samples or samples)
     train = recipe.train
     batches = math.ceil(math.ceil(count / train.per_device_train_batch_size) / ranks)

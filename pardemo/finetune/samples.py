@@ -109,7 +109,7 @@ class Samples(Dataset):
             return _item(self._ids[index].tolist(), self._first_labels[index])
         parts = [_item(self._ids[number].tolist(), self._first_labels[number]) for number in self._rows[index]]
         item = {key: [value for part in parts for value in part[key]] for key in ("input_ids", "labels")}
-        return item | {"position_ids": [place for part in parts for place in range(len(part["input_ids"]))]}
+        return item | {"position_ids": [position for part in parts for position in range(len(part["input_ids"]))]}
 
     @property
     def lengths(self) -> list[int]:
@@ -152,8 +152,8 @@ def pack(samples: Samples, length: int) -> Samples:
     rows: list[list[int]] = []
     open_rows: list[tuple[int, int]] = []  # room left and row, in order
     for number in sorted(range(len(sizes)), key=lambda n: (-sizes[n], n)):
-        place = bisect_left(open_rows, (sizes[number], 0))
-        room, row = open_rows.pop(place) if place < len(open_rows) else (length, len(rows))
+        fitting = bisect_left(open_rows, (sizes[number], 0))
+        room, row = open_rows.pop(fitting) if fitting < len(open_rows) else (length, len(rows))
         if row == len(rows):
             rows.append([])
         rows[row].append(number)

@@ -19,10 +19,10 @@ def largest(exponent: int, fraction: int, taken: int = 0) -> float:
     A format with IEEE's infinity and NaN gives up all codes of the last exponent, which are 2^fraction.
     """
     _check(exponent, fraction)
-    each = 1 << fraction
-    code = (each << exponent) - 1 - taken
-    power, rest = divmod(code, each)
-    return (1 + rest / each) * 2.0 ** (power - (2 ** (exponent - 1) - 1))
+    fractions = 1 << fraction
+    code = (fractions << exponent) - 1 - taken
+    power, rest = divmod(code, fractions)
+    return (1 + rest / fractions) * 2.0 ** (power - (2 ** (exponent - 1) - 1))
 
 
 def smallest(exponent: int, fraction: int) -> float:

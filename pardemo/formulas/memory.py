@@ -146,8 +146,8 @@ def shard_of(rows: int, ranks: int, rank: int) -> tuple[int, int]:
     """
     if not (ranks >= 1 and 0 <= rank < ranks and rows >= 0):
         raise ValueError(f"no shard of {rows} rows for rank {rank} of {ranks}")
-    each = -(-rows // ranks)
-    return min(rank * each, rows), min((rank + 1) * each, rows)
+    shard_rows = -(-rows // ranks)
+    return min(rank * shard_rows, rows), min((rank + 1) * shard_rows, rows)
 
 
 # --- activations as the ZeRO paper counts them -----------------------------------------------------------------------

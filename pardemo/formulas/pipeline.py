@@ -167,8 +167,8 @@ def boundary_bytes(
     if v_shape:
         if chunks != 2:
             raise ValueError(f"a V has 2 chunks on each rank, not {chunks}")
-        each = 1 if rank in (0, stages - 1) else 2  # of two activations and two gradients, on the ends one of each
-        return (2 * each * micro_batches * activation_bytes,) * 2
+        tensors = 1 if rank in (0, stages - 1) else 2  # of two activations and two gradients, on the ends one of each
+        return (2 * tensors * micro_batches * activation_bytes,) * 2
     onward = chunks - (rank == stages - 1)  # boundaries behind this rank's stages
     back = chunks - (rank == 0)  # and before them
     sent = (onward + back) * micro_batches * activation_bytes

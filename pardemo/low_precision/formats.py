@@ -120,7 +120,7 @@ def _nvfp4(blocks: torch.Tensor) -> tuple[torch.Tensor, ...]:
     divided = blocks / _nonzero(scales.float() * tensor_scale)
     middles = (FP4[1:] + FP4[:-1]) / 2
     below = torch.nextafter(middles, torch.zeros(()))
-    ends = torch.stack([below[place] if place in _UP else middles[place] for place in range(7)]).to(blocks.device)
+    ends = torch.stack([below[index] if index in _UP else middles[index] for index in range(7)]).to(blocks.device)
     codes = torch.bucketize(divided.abs().nan_to_num(), ends).to(torch.uint8) + 8 * (divided < 0)
     return (codes[:, ::2] + 16 * codes[:, 1::2]).to(torch.uint8), scales, tensor_scale.reshape(1)
 

@@ -131,9 +131,9 @@ def owners(shapes: Sequence[tuple[int, int]], ranks: int) -> list[int]:
     """Assigns each matrix to a rank: the most work first, each to the rank that has least so far."""
     work = [rows * columns * min(rows, columns) for rows, columns in shapes]
     busy, whose = [0] * ranks, [0] * len(shapes)
-    for place in sorted(range(len(shapes)), key=lambda number: -work[number]):
-        whose[place] = min(range(ranks), key=busy.__getitem__)
-        busy[whose[place]] += work[place]
+    for matrix in sorted(range(len(shapes)), key=lambda number: -work[number]):
+        whose[matrix] = min(range(ranks), key=busy.__getitem__)
+        busy[whose[matrix]] += work[matrix]
     return whose
 
 

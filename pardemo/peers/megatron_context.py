@@ -41,7 +41,7 @@ def attention(
         features = all_to_all_sp2hp(tensor[0].transpose(0, 1).flatten(1), group)  # [S, h/N·d]
         return features.unflatten(1, (-1, width)).transpose(0, 1)[None]
 
-    q, k, v = (of_some_heads(each) for each in (q, k, v))
+    q, k, v = (of_some_heads(whole_tensor) for whole_tensor in (q, k, v))
     out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
     features = all_to_all_hp2sp(out[0].transpose(0, 1).flatten(1), group)  # [S/N, h·d]
     return features.unflatten(1, (-1, v.shape[-1])).transpose(0, 1)[None]

@@ -25,7 +25,7 @@ class DeferredBatchNorm(nn.BatchNorm1d):
 
     def __init__(self, features: int, micro_batches: int):
         super().__init__(features)
-        self.micro_batches = argument_checks.whole(micro_batches, "micro_batches")
+        self.micro_batches = argument_checks.whole_number(micro_batches, "micro_batches")
         self._sums: list[Any] = [0, 0, 0]  # samples, Σx, Σx²: of the micro-batches so far
         self._seen = 0
 

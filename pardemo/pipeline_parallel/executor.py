@@ -368,23 +368,23 @@ def _outputs(stage: int, output: object) -> tuple[torch.Tensor, ...]:
     outputs: tuple[Any, ...] = output if isinstance(output, tuple) else (output,)
     for tensor in outputs or (None,):
         if not isinstance(tensor, torch.Tensor) or tensor.dtype not in DTYPES or tensor.dim() > MAX_DIMENSIONS:
-            what = (
+            described = (
                 f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
             )
             raise TypeError(
-                f"stage {stage} hands on {what}: return a tensor, or a tuple of tensors, of real numbers or truth "
+                f"stage {stage} hands on {described}: return a tensor, or a tuple of tensors, of real numbers or truth "
                 f"values in at most {MAX_DIMENSIONS} dimensions"
             )
     return outputs
 
 
-def _micro_batches(what: str, batch: Tensors | None, many: int) -> list[Tensors]:
+def _micro_batches(name: str, batch: Tensors | None, many: int) -> list[Tensors]:
     """The batch in equal parts; ValueError where there is none, or it does not divide."""
     if isinstance(batch, tuple):
-        return list(zip(*(_micro_batches(what, tensor, many) for tensor in batch), strict=True))
+        return list(zip(*(_micro_batches(name, tensor, many) for tensor in batch), strict=True))
     if not isinstance(batch, torch.Tensor):
         raise ValueError(
-            f"the rank that reads the {what} needs a tensor or a tuple of them, not {type(batch).__name__}"
+            f"the rank that reads the {name} needs a tensor or a tuple of them, not {type(batch).__name__}"
         )
     if len(batch) % many or not len(batch):
         raise ValueError(f"a batch of {len(batch)} does not divide into {many} micro-batches of equal size")

@@ -37,18 +37,18 @@ def around(stage: int, ranks: int) -> int:
 
 def v_shape(stage: int, ranks: int) -> int:
     """Down the ranks and up again: of two chunks a rank has stages r and 2p − 1 − r (arXiv 2405.15362, 3)."""
-    way, place = divmod(stage, ranks)
-    return ranks - 1 - place if way % 2 else place
+    way, down = divmod(stage, ranks)
+    return ranks - 1 - down if way % 2 else down
 
 
 def placed(placement: Placement) -> Callable[[Order], Order]:
     """A decorator: this order's stages lie where ``placement`` says, instead of :func:`around` the ranks."""
 
-    def place(order: Order) -> Order:
+    def decorate(order: Order) -> Order:
         order.placement = placement  # type: ignore[attr-defined]
         return order
 
-    return place
+    return decorate
 
 
 def gpipe(rank: int, ranks: int, micro_batches: int) -> Iterator[Compute]:
@@ -83,16 +83,16 @@ def interleaved(rank: int, ranks: int, micro_batches: int, chunks: int = 1) -> I
             f"divide into such rounds: take a multiple of {ranks}"
         )
 
-    def place(turn: int) -> tuple[int, int]:  # which chunk, which micro-batch
+    def chunk_and_micro_batch(turn: int) -> tuple[int, int]:
         round, within = divmod(turn, ranks * chunks)
         return within // ranks, round * ranks + within % ranks
 
     def forward(turn: int) -> Forward:
-        chunk, k = place(turn)
+        chunk, k = chunk_and_micro_batch(turn)
         return Forward(chunk * ranks + rank, k)
 
     def backward(turn: int) -> Backward:
-        chunk, k = place(turn)
+        chunk, k = chunk_and_micro_batch(turn)
         return Backward((chunks - 1 - chunk) * ranks + rank, k)
 
     turns = micro_batches * chunks
@@ -123,7 +123,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         for name in ("ranks", "micro_batches", "chunks"):
-            argument_checks.whole(getattr(self, name), name)
+            argument_checks.whole_number(getattr(self, name), name)
 
     @property
     def stages(self) -> int:

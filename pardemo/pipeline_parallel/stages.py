@@ -14,8 +14,8 @@ def cut_by_layers(layers: Sequence[nn.Module], stages: int) -> list[nn.Sequentia
     """
     if not 1 <= stages <= len(layers):
         raise ValueError(f"{len(layers)} layers are cut into 1 to {len(layers)} stages, not {stages}")
-    each, more = divmod(len(layers), stages)
-    ends = accumulate(each + (stage < more) for stage in range(stages))
+    per_stage, more = divmod(len(layers), stages)
+    ends = accumulate(per_stage + (stage < more) for stage in range(stages))
     return [nn.Sequential(*layers[begin:end]) for begin, end in pairwise([0, *ends])]
 
 

@@ -175,7 +175,7 @@ def measure_seconds(
         buckets: in which a stage's gradients are summed, where states are not sharded.
     """
     with groups.Groups(groups.ParallelDims(tp=layout.tp, dp=layout.dp, pp=layout.pp)) as own_groups:
-        count = int(owned_layer(shape, layout).whole)
+        count = int(owned_layer(shape, layout).total)
         layers = [PaddedLayer(count, forward_s, backward_s, own_groups.tp) for _ in range(shape.layers)]
         stage = cut_by_layers(layers, layout.pp)[dist.get_rank(own_groups.pp)]
         engine = _engine(layout, stage, own_groups.dp, len(stage) * count * BF16 // buckets)

@@ -52,7 +52,7 @@ class RankJob:
 
     def __post_init__(self):
         for name in ("batch", "sequence", "ranks", "accumulation"):
-            argument_checks.whole(getattr(self, name), name)
+            argument_checks.whole_number(getattr(self, name), name)
         if self.engine not in ENGINES:
             raise ValueError(f"engine must be one of {', '.join(ENGINES)}, not {self.engine!r}")
         if self.precision not in ("bf16", "fp16", "fp32") or (self.precision == "fp32" and self.engine != "plain"):

@@ -86,16 +86,16 @@ class GpuProfile:
             measured["link_share"], rate = 1.0, rate if link.measured else rate * LINK_SHARE
         return Machine(self.gpu, gpus, host_gpus, rate, link=link, **measured)
 
-    def hosts(self, gpus: int, asked: int | None = None) -> int:
-        """Returns ``asked``, or as few hosts as ``gpus`` GPUs fit on, as many of them on each.
+    def hosts(self, gpus: int, count: int | None = None) -> int:
+        """Returns ``count``, or as few hosts as ``gpus`` GPUs fit on, as many of them on each.
 
         Raises:
-            ValueError: the GPUs do not divide over as many hosts as were asked for.
+            ValueError: the GPUs do not divide over so many hosts.
         """
-        if asked is not None:
-            if gpus % asked:
-                raise ValueError(f"{gpus} GPUs do not divide over {asked} hosts")
-            return asked
+        if count is not None:
+            if gpus % count:
+                raise ValueError(f"{gpus} GPUs do not divide over {count} hosts")
+            return count
         most = self.host_gpus or hardware.host_gpus(self.gpu, gpus)
         return next(hosts for hosts in range(-(-gpus // most), gpus + 1) if gpus % hosts == 0)
 
@@ -168,7 +168,7 @@ def parse_profile(values: Any) -> GpuProfile:
     inside, between = (_link(values, name) for name in LINKS)
     host_gpus, bf16 = values.get("host_gpus"), values.get("bf16", True)
     if host_gpus is not None:
-        argument_checks.whole(host_gpus, "host_gpus")
+        argument_checks.whole_number(host_gpus, "host_gpus")
     if not isinstance(bf16, bool):
         raise ValueError(f"bf16 must be true or false, not {bf16!r}")
     gpu = Gpu(

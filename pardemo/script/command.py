@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pardemo import argument_checks, project
 from pardemo.script.search import command as search_command
@@ -15,11 +15,16 @@ from pardemo.termination import ends_in_order
 
 if TYPE_CHECKING:
     from pardemo.cluster import Cluster
-    from pardemo.script.compare.results import Proof
-    from pardemo.script.resume.results import StopVerdict
+    from pardemo.script.compare.run_layouts import RunLayout
+    from pardemo.script.record.recorded_inputs import RecordedInputs
     from pardemo.script.runtime.runner import ScriptError
-    from pardemo.script.step.replay_settings import ReplaySettings
-    from pardemo.script.step.summary import Summary
+    from pardemo.script.step.pace import PaceSettings
+
+
+class JsonResult(Protocol):
+    """A result that is printed as a screen, or as JSON."""
+
+    def as_json(self) -> dict[str, Any]: ...
 
 
 def add_measure(commands: Any) -> None:
@@ -63,10 +68,10 @@ def run_measure(arguments: argparse.Namespace) -> int:
     from pardemo.cluster import MAX_RANKS
     from pardemo.script.report import files, sections
     from pardemo.script.runtime import launch_lines, runner
-    from pardemo.script.step import full_size, measurement, replayed_hardware
+    from pardemo.script.step import full_size, measurement, paced_step
 
     program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
-    replay, cluster = _replay_and_cluster(arguments)
+    pace, cluster = _pace_and_cluster(arguments)
     full = full_size.full_size_question(arguments.full_size, arguments.gpus, arguments.sequence, arguments.micro_batch)
     asked = cluster.size if cluster else arguments.ranks
     with ends_in_order("measure"):
@@ -83,30 +88,30 @@ def run_measure(arguments: argparse.Namespace) -> int:
             files.clear_reports(out)
         try:
             with runner.scratch(os.getcwd()) if arguments.copy else contextlib.nullcontext() as copy, _beside_stdout():
-                measured, seen = measurement.measure_launch(
+                summary, traces = measurement.measure_launch(
                     launch, ranks=ranks, cluster=cluster, steps=arguments.steps,
                     folder=copy.folder if copy else None, timeout_s=arguments.timeout,
-                    replay=replay, log=out / "calls.csv" if out is not None else None,
+                    pace=pace, log=out / "calls.csv" if out is not None else None,
                 )  # fmt: skip
-                measured.notes += [copy.note] if copy else []
-            if replay is not None:
-                replayed_hardware.add_replayed_step(replay, measured, seen)
+                summary.notes += [copy.note] if copy else []
+            if pace is not None:
+                paced_step.add_paced_step(pace, summary, traces)
         except runner.ScriptError as error:
             if error.standstill is None:
                 raise
             return _print_failure(arguments, error, out)
         if launch.ranks not in (None, ranks):
-            measured.notes.append(f"the line would start {launch.ranks} ranks; it ran on {ranks}, as you said")
-        measured.notes += launch.notes
+            summary.notes.append(f"the line would start {launch.ranks} ranks; it ran on {ranks}, as you said")
+        summary.notes += launch.notes
         if full is not None:
-            measured.memory["full_size"] = full_size.answer(full, measured, seen)
+            summary.memory["full_size"] = full_size.answer(full, summary, traces)
         if out is not None:
-            files.write_report(out, measured, seen, launch.script)
-    _print_result(arguments, measured, sections.summary_screen(measured, launch.script))
+            files.write_report(out, summary, traces, launch.script)
+    _print_result(arguments, summary, sections.summary_screen(summary, launch.script))
     return 0
 
 
-def _print_result(arguments: argparse.Namespace, result: "Summary | Proof | StopVerdict", screen: str) -> None:
+def _print_result(arguments: argparse.Namespace, result: "JsonResult", screen: str) -> None:
     """Prints a result as JSON where that was asked for, else its screen."""
     print(json.dumps(result.as_json(), indent=1) if arguments.json else screen)
 
@@ -150,21 +155,21 @@ def _hosts(hosts: int, ranks: int) -> "Cluster":
     return Cluster(hosts, ranks // hosts, tier="none")
 
 
-def _replay_and_cluster(arguments: argparse.Namespace) -> "tuple[ReplaySettings | None, Cluster | None]":
+def _pace_and_cluster(arguments: argparse.Namespace) -> "tuple[PaceSettings | None, Cluster | None]":
     """Reads what ``--pace`` asks for, and the cluster of the run; None where there is none."""
-    from pardemo.script.step.replay_settings import cluster_of, read_replay_settings
+    from pardemo.script.step.pace import cluster_of, read_pace
 
-    replay = cluster = None
+    pace = cluster = None
     if arguments.pace is not None:
-        replay = read_replay_settings(arguments.pace, arguments.cluster, arguments.between, arguments.inside)
-        cluster = replay.cluster
+        pace = read_pace(arguments.pace, arguments.cluster, arguments.between, arguments.inside)
+        cluster = pace.cluster
     elif arguments.cluster is not None:
         cluster = cluster_of(arguments.cluster, arguments.between, arguments.inside)
     elif limited := [name for name in ("between", "inside") if getattr(arguments, name) is not None]:
         raise ValueError(f"--{limited[0]} limits the links of a cluster: say which, as --cluster 2x2")
     if cluster is not None and arguments.ranks not in (None, cluster.size):
         raise ValueError(f"--ranks {arguments.ranks} is not the {cluster.size} of --cluster {arguments.cluster}")
-    return replay, cluster
+    return pace, cluster
 
 
 def add_prove(commands: Any) -> None:
@@ -226,29 +231,13 @@ def run_prove(arguments: argparse.Namespace) -> int:
         return run_record(arguments)
     if arguments.outputs:
         return run_outputs(arguments)
-    from pardemo.script.compare import run_layouts
-    from pardemo.script.runtime import launch_lines
+    from pardemo.script.runtime import launch_lines, runner
 
-    settings: dict[str, Any] = {}
-    recorded: Any = None
-    if arguments.layout:
-        if not arguments.words:
-            raise ValueError("say the script behind --, as -- train.py --batch {batch}")
-        if arguments.replay is not None:
-            wanted, recorded = _replayed_layouts(arguments)
-        else:
-            wanted = run_layouts.from_texts(arguments.layout, arguments.words)
-    elif arguments.replay is not None:
-        raise ValueError('say the layouts that are fed, as --layout "ranks=4 batch=2", and the script behind --')
-    else:
-        if len(arguments.words) > 1:
-            raise ValueError('say the layouts, as --layout "ranks=1 batch=8" --layout "ranks=4 batch=2"')
-        wanted, settings = run_layouts.from_file(arguments.words[0] if arguments.words else "prove.toml")
-    for layout in wanted:
-        launch = launch_lines.read_launch(list(layout.line), layout.ranks)
-        if not launch.module and not os.path.isfile(launch.script):
-            raise ValueError(f"there is no script {launch.script}")
-    from pardemo.script.compare import proof, runs
+    layouts, settings, recorded = _asked_layouts(arguments)
+    launches = [launch_lines.read_launch(list(layout.line), layout.ranks) for layout in layouts]
+    for launch in launches:
+        runner.script_text(launch, os.getcwd())  # before torch is loaded: it refuses a script that is not there
+    from pardemo.script.compare import proof, replayed_inputs, runs
     from pardemo.script.report import proof_page
 
     asked = runs.RunOptions(
@@ -256,31 +245,47 @@ def run_prove(arguments: argparse.Namespace) -> int:
         timeout_s=arguments.timeout,
     )  # fmt: skip
     if recorded is not None:
-        from pardemo.script.compare import replayed_inputs
-
         asked = replayed_inputs.on_recorded_inputs(asked, recorded)
     out = proof_page.proof_folder(arguments.out) if arguments.out is not None else None
     with ends_in_order("prove"), _beside_stdout():
-        compared = proof.compare_layouts(wanted, asked)
+        compared = proof.compare_layouts(layouts, asked)
         for result in compared.layouts:
             if result.details:
                 print(result.details)  # with what the ranks print
     if out is not None:
-        script = launch_lines.read_launch(list(wanted[0].line), wanted[0].ranks).script
-        proof_page.write_proof(out, compared, os.path.basename(script))
+        proof_page.write_proof(out, compared, os.path.basename(launches[0].script))
     _print_result(arguments, compared, str(compared))
     for hint in proof_page.hints(compared):
         print(hint, file=sys.stderr)
     return 2 if compared.failed and not compared.findings else 1 if compared.findings else 0
 
 
-def _replayed_layouts(arguments: argparse.Namespace) -> tuple[Any, Any]:
-    """Reads the recorded layout and those that are fed its inputs, and what was recorded."""
-    from pardemo.script.compare import replayed_inputs
-    from pardemo.script.record import recorded_inputs
+def _asked_layouts(
+    arguments: argparse.Namespace,
+) -> "tuple[list[RunLayout], dict[str, Any], RecordedInputs | None]":
+    """Reads the layouts, the reference first, what a file says beside them, and the inputs that they are fed."""
+    from pardemo.script.compare import run_layouts
 
-    recorded = recorded_inputs.read_recorded_inputs(arguments.replay)
-    return replayed_inputs.replayed_layouts(recorded, arguments.layout, arguments.words), recorded
+    if arguments.replay is not None:
+        if not arguments.layout:
+            raise ValueError('say the layouts that are fed, as --layout "ranks=4 batch=2", and the script behind --')
+        _refuse_no_script(arguments, "train.py --batch {batch}")
+        from pardemo.script.compare import replayed_inputs
+        from pardemo.script.record import recorded_inputs
+
+        recorded = recorded_inputs.read_recorded_inputs(arguments.replay)
+        return replayed_inputs.replayed_layouts(recorded, arguments.layout, arguments.words), {}, recorded
+    if arguments.layout:
+        _refuse_no_script(arguments, "train.py --batch {batch}")
+        return run_layouts.from_texts(arguments.layout, arguments.words), {}, None
+    if len(arguments.words) > 1:
+        raise ValueError('say the layouts, as --layout "ranks=1 batch=8" --layout "ranks=4 batch=2"')
+    return *run_layouts.from_file(arguments.words[0] if arguments.words else "prove.toml"), None
+
+
+def _refuse_no_script(arguments: argparse.Namespace, example: str) -> None:
+    if not arguments.words:
+        raise ValueError(f"say the script behind --, as -- {example}")
 
 
 def run_record(arguments: argparse.Namespace) -> int:
@@ -297,7 +302,7 @@ def run_record(arguments: argparse.Namespace) -> int:
     asked = runs.RunOptions(steps=arguments.steps or 3, double=arguments.double, timeout_s=arguments.timeout)
     with ends_in_order("prove"), _beside_stdout():
         recorded = replayed_inputs.record_inputs(layout, asked, folder)
-    print(json.dumps(recorded.as_json(), indent=1) if arguments.json else replayed_inputs.recorded_text(recorded))
+    _print_result(arguments, recorded, replayed_inputs.recorded_text(recorded))
     return 0
 
 
@@ -312,7 +317,7 @@ def run_outputs(arguments: argparse.Namespace) -> int:
     asked = runs.RunOptions(steps=1, double=arguments.double, timeout_s=arguments.timeout)
     with ends_in_order("prove"), _beside_stdout():
         made = token_outputs.compare_engine(recorded, arguments.layout or [], arguments.words, asked)
-    print(json.dumps(made.as_json(), indent=1) if arguments.json else made)
+    _print_result(arguments, made, str(made))
     return 0 if made.equal else 1
 
 
@@ -350,8 +355,7 @@ def _asked_stop(
     from pardemo.script.compare import run_layouts
 
     if arguments.layout:
-        if not arguments.words:
-            raise ValueError("say the script behind --, as -- train.py --out {folder}")
+        _refuse_no_script(arguments, "train.py --out {folder}")
         return arguments.words, arguments.layout, arguments.resume, {}
     if len(arguments.words) > 1:
         raise ValueError('say the layout, as --layout "ranks=2", and the script behind --')

@@ -174,9 +174,9 @@ def text(samples: int, length: int, vocabulary: int, seed: int = 0) -> torch.Ten
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(vocabulary, (samples, length), generator=generator)
     chance = torch.rand(samples, length, generator=generator) < 0.2
-    for place in range(1, length):
-        follows = (tokens[:, place - 1] * 7 + 3) % vocabulary
-        tokens[:, place] = torch.where(chance[:, place], tokens[:, place], follows)
+    for index in range(1, length):
+        follows = (tokens[:, index - 1] * 7 + 3) % vocabulary
+        tokens[:, index] = torch.where(chance[:, index], tokens[:, index], follows)
     return tokens
 
 

@@ -72,10 +72,10 @@ def _apply(
     group = group_of(group)
     if group.size() == 1:
         return tensor
-    place = positive(tensor, dim)
+    axis = positive(tensor, dim)
     if cuts:
-        divide(tensor.shape[place], group, cuts)
-    return _Operator.apply(tensor, group, place, forth, back)
+        divide(tensor.shape[axis], group, cuts)
+    return _Operator.apply(tensor, group, axis, forth, back)
 
 
 def _sum(tensor: torch.Tensor, group: dist.ProcessGroup, _: int) -> torch.Tensor:

@@ -170,15 +170,15 @@ def _largest(logits: torch.Tensor, targets: torch.Tensor, group: dist.ProcessGro
     return largest[:-4]
 
 
-def _check_range(numbers: torch.Tensor, vocabulary: int, what: str) -> None:
+def _check_range(numbers: torch.Tensor, vocabulary: int, quantity: str) -> None:
     """A number outside the vocabulary is on no rank: without this check it would count as zero, in silence."""
     if numbers.dtype not in (torch.int32, torch.int64):  # narrower ones would wrap round
-        raise TypeError(f"{what}s are numbers of type int32 or int64, not {numbers.dtype}")
+        raise TypeError(f"{quantity}s are numbers of type int32 or int64, not {numbers.dtype}")
     outside = (numbers < 0) | (numbers >= vocabulary)
     if numbers.is_cuda:
-        compat.assert_async(~outside.any(), f"{what} outside the vocabulary")
+        compat.assert_async(~outside.any(), f"{quantity} outside the vocabulary")
     elif outside.any():
-        raise IndexError(f"{what} {numbers[outside][0].item()} is outside the vocabulary, 0 to {vocabulary - 1}")
+        raise IndexError(f"{quantity} {numbers[outside][0].item()} is outside the vocabulary, 0 to {vocabulary - 1}")
 
 
 def _blocks(logits: torch.Tensor) -> Iterator[slice]:

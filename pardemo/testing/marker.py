@@ -36,9 +36,9 @@ def rank_setups(arguments: Sequence[Any], options: Mapping[str, Any], timeout_s:
     """
     if unknown := [name for name in options if name not in OPTIONS]:
         raise ValueError(f"ranks has no option {unknown[0]!r}; it has {', '.join(OPTIONS)}")
-    limit = argument_checks.seconds(options.get("timeout", timeout_s), "timeout")
+    limit = argument_checks.time_limit(options.get("timeout", timeout_s), "timeout")
     for size in arguments:
-        argument_checks.whole(size, "a number of ranks, as in ranks(2, 4),", most=MAX_RANKS)
+        argument_checks.whole_number(size, "a number of ranks, as in ranks(2, 4),", most=MAX_RANKS)
         if list(arguments).count(size) > 1:
             raise ValueError(f"ranks names {size} twice")
     cluster = _cluster(options)
@@ -72,8 +72,8 @@ def _cluster(options: Mapping[str, Any]) -> Cluster | None:
     cluster, links = options.get("cluster"), {name: options[name] for name in ("between", "inside") if name in options}
     if cluster is None or isinstance(cluster, Cluster):
         if links:
-            what = "of a Cluster: give it to the Cluster itself" if cluster else "of a cluster, and there is none"
-            raise ValueError(f"{next(iter(links))} is a limit {what}")
+            limited = "of a Cluster: give it to the Cluster itself" if cluster else "of a cluster, and there is none"
+            raise ValueError(f"{next(iter(links))} is a limit {limited}")
         return cluster
     shape = re.fullmatch(r"(\d+)x(\d+)", cluster) if isinstance(cluster, str) else None
     if shape is None:

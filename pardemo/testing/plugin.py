@@ -67,18 +67,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marker = metafunc.definition.get_closest_marker("ranks")
     if marker is None:
         return
-    from pardemo.argument_checks import seconds
+    from pardemo.argument_checks import time_limit
     from pardemo.testing.marker import rank_setups, unfit
 
     try:
-        default = seconds(metafunc.config.getini("ranks_timeout"), "ranks_timeout")
+        default = time_limit(metafunc.config.getini("ranks_timeout"), "ranks_timeout")
         if reason := unfit(metafunc.function):
             raise ValueError(reason)
         chosen = rank_setups(marker.args, marker.kwargs, default)
     except ValueError as error:
         _refuse(f"{metafunc.definition.nodeid}: @pytest.mark.ranks: {error}")
     metafunc.fixturenames.append(PARAMETER)
-    metafunc.parametrize(PARAMETER, chosen, indirect=True, ids=[place.id for place in chosen])
+    metafunc.parametrize(PARAMETER, chosen, indirect=True, ids=[setup.id for setup in chosen])
 
 
 @pytest.hookimpl(trylast=True)
@@ -121,12 +121,12 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef, request: Any) -> "OnRank
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Runs a marked test's body on its ranks."""
-    place = setup_of(pyfuncitem)
-    if place is None:
+    setup = setup_of(pyfuncitem)
+    if setup is None:
         return None
     from pardemo.testing import runner
 
-    runner.run_on_ranks(pyfuncitem, place)
+    runner.run_on_ranks(pyfuncitem, setup)
     return True
 
 

@@ -31,8 +31,8 @@ class Pickler(cloudpickle.Pickler):
             if arguments and isinstance(arguments[0], torch.UntypedStorage):
                 plain = value.detach().resolve_conj()
                 stored = torch.empty(0, dtype=torch.uint8, device=plain.device).set_(plain.untyped_storage())
-                place = plain.storage_offset(), plain.shape, plain.stride()
-                return _tensor_of, (stored, value.dtype, *place, value.requires_grad)
+                view = plain.storage_offset(), plain.shape, plain.stride()
+                return _tensor_of, (stored, value.dtype, *view, value.requires_grad)
         return super().reducer_override(value)
 
 

@@ -27,11 +27,11 @@ class Wait:
         self.seconds = 0
         self._number: int | None = None
 
-    def goes_on(self, what: str) -> None:
+    def goes_on(self, wait: str) -> None:
         self.seconds += PATIENCE_S
         if self._number is None:
             self._number = next(_numbers)
-            _write(f"{self._number} {what}")
+            _write(f"{self._number} {wait}")
 
     def ends(self) -> None:
         if self._number is not None:
@@ -43,7 +43,7 @@ class Wait:
 def read_waits(text: str) -> tuple[list[str], str]:
     """The waits that have not ended, and what is left of the file: the stacks."""
     waits = dict(re.findall(rf"{_MARK}(\d+) (.*)\n", text))  # the last line of each
-    return [what for what in waits.values() if what], re.sub(rf"{_MARK}.*\n", "", text)
+    return [wait for wait in waits.values() if wait], re.sub(rf"{_MARK}.*\n", "", text)
 
 
 def _write(line: str) -> None:

@@ -51,8 +51,8 @@ class World:
         env: dict[str, str] | None = None,
         cluster: Cluster | None = None,
     ):
-        self.size = argument_checks.whole(size, "World size", most=MAX_RANKS)
-        self.threads = argument_checks.whole(threads, "threads", most=1024)
+        self.size = argument_checks.whole_number(size, "World size", most=MAX_RANKS)
+        self.threads = argument_checks.whole_number(threads, "threads", most=1024)
         if backend not in (None, "gloo", "nccl"):
             raise ValueError(f"backend must be 'gloo', 'nccl' or None, not {backend!r}")
         argument_checks.above_zero(timeout_s, "timeout_s")

@@ -53,8 +53,8 @@ def save(engine: Engine, folder: str | Path) -> None:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
     writer = dcp.HuggingFaceStorageWriter(str(partial), save_distributed=True)
-    what = f"{folder.name} cannot be written"
-    _run(OSError, what, lambda: dcp.save(tensors, storage_writer=writer, process_group=group))
+    subject = f"{folder.name} cannot be written"
+    _run(OSError, subject, lambda: dcp.save(tensors, storage_writer=writer, process_group=group))
     names = sorted(path.name for path in partial.iterdir())
     written: list[Any] = [None] * engine.size
     digests = {name: _size_and_digest(partial / name) for name in names[rank :: engine.size]}
@@ -101,19 +101,19 @@ def load(engine: Engine, folder: str | Path) -> None:
             source = [_read_manifest(Path(folder))]
     dist.broadcast_object_list(source, dist.get_global_rank(group, 0), group=group)
     name, content = source[0]
-    where, what = Path(folder).with_name(name), f"checkpoint {name}"
+    where, subject = Path(folder).with_name(name), f"checkpoint {name}"
     with same_outcome(group):
         try:
-            _compare_content(content, _description(engine), what)
-            _check_files(where, content["files"], dist.get_rank(group), engine.size, what)
+            _compare_content(content, _description(engine), subject)
+            _check_files(where, content["files"], dist.get_rank(group), engine.size, subject)
             tensors, settings = _targets(engine, content["shards"]), _as_now(content["param_groups"], engine)
             numbers = {key: _numbers(shard["numbers"]) for key, shard in content["shards"].items()}
         except _MALFORMED as error:
-            if str(error).startswith(what):
+            if str(error).startswith(subject):
                 raise
-            raise ValueError(f"{what}: the manifest is not as it is written ({_line(error)})") from None
+            raise ValueError(f"{subject}: the manifest is not as it is written ({_line(error)})") from None
     reader = dcp.HuggingFaceStorageReader(str(where))
-    _run(ValueError, f"{what} cannot be read", lambda: dcp.load(tensors, storage_reader=reader, process_group=group))
+    _run(ValueError, f"{subject} cannot be read", lambda: dcp.load(tensors, storage_reader=reader, process_group=group))
     with torch.no_grad():
         for key, tensor in engine.replicated().items():
             tensor.copy_(tensors[f"alike.{key}"])
@@ -201,54 +201,54 @@ def _description(engine: Engine) -> dict[str, Any]:
     }
 
 
-def _compare_content(content: dict[str, Any], ours: dict[str, Any], what: str) -> None:
+def _compare_content(content: dict[str, Any], ours: dict[str, Any], subject: str) -> None:
     """ValueError that names the first thing in which checkpoint and engine differ."""
     for key in ("stage", "optimizer", "parameter groups"):
         if content[key] != ours[key]:
-            raise ValueError(f"{what} has {key} {_printable(content[key])}, this engine {ours[key]}")
+            raise ValueError(f"{subject} has {key} {_printable(content[key])}, this engine {ours[key]}")
     pairs = [("alike", lambda value: value), ("shards", lambda value: value and value["of"])]
     for kind, value_of in pairs:
         for name in [*content[kind], *ours[kind]]:
             theirs, mine = value_of(content[kind].get(name)), value_of(ours[kind].get(name))
             if theirs != mine:
                 raise ValueError(
-                    f"{what} is of another model, bucket size or parameter groups: it has {_printable(name)} as "
+                    f"{subject} is of another model, bucket size or parameter groups: it has {_printable(name)} as "
                     f"{_printable(theirs)}, this engine as {_printable(mine)}"
                 )
 
 
-def _check_files(folder: Path, files: dict[str, Any], rank: int, ranks: int, what: str) -> None:
+def _check_files(folder: Path, files: dict[str, Any], rank: int, ranks: int, subject: str) -> None:
     """ValueError where the folder has other files than were written; each rank reads some of them."""
     there = {path.name for path in folder.iterdir()} - {MANIFEST}
     for name in sorted(there | files.keys()):
         path = folder / Path(name).name
         if name not in there or name not in files or path.is_symlink() or not path.is_file():
-            raise ValueError(f"{what}: {_printable(name)} is missing, a link, or no file of the checkpoint")
+            raise ValueError(f"{subject}: {_printable(name)} is missing, a link, or no file of the checkpoint")
     for name in sorted(files)[rank::ranks]:
         if _size_and_digest(folder / name) != files[name]:
-            raise ValueError(f"{what}: {name} is not the file that was written")
+            raise ValueError(f"{subject}: {name} is not the file that was written")
 
 
 def _read_manifest(folder: Path) -> tuple[str, dict[str, Any]]:
     """The name of the folder that holds a whole checkpoint (``folder``'s, or the previous one's), and its content."""
     where = folder if (folder / MANIFEST).exists() else _previous(folder)
-    path, what = where / MANIFEST, f"checkpoint {where.name}: {MANIFEST}"
+    path, subject = where / MANIFEST, f"checkpoint {where.name}: {MANIFEST}"
     if not path.exists():
         raise FileNotFoundError(f"no whole checkpoint in {folder.name}: it has no {MANIFEST}")
     if path.is_symlink() or not path.is_file():
-        raise ValueError(f"{what} is a link or a device, not a file of the folder")
+        raise ValueError(f"{subject} is a link or a device, not a file of the folder")
     manifest: Any = None
     with suppress(ValueError, RecursionError):  # no JSON, no UTF-8, nested without end
         manifest = json.loads(path.read_bytes())
     if isinstance(manifest, dict) and isinstance(manifest.get("content"), dict) and manifest.get("format") != FORMAT:
         other = _printable(manifest.get("format"))
-        raise ValueError(f"{what} is of format {other}, here {FORMAT} is read: save a new one")
+        raise ValueError(f"{subject} is of format {other}, here {FORMAT} is read: save a new one")
     if not isinstance(manifest, dict) or manifest.get("sha256") != _digest(manifest.get("content")):
-        raise ValueError(f"{what} is not the file that was written")
+        raise ValueError(f"{subject} is not the file that was written")
     return where.name, manifest["content"]
 
 
-def _run(kind: type[Exception], what: str, exchange: Callable[[], object]) -> None:
+def _run(kind: type[Exception], subject: str, exchange: Callable[[], object]) -> None:
     """An exchange of torch's, whose error on any rank becomes one line on all."""
     from torch.distributed.checkpoint.api import CheckpointException
 
@@ -256,7 +256,7 @@ def _run(kind: type[Exception], what: str, exchange: Callable[[], object]) -> No
         exchange()
     except CheckpointException as error:
         rank, (reason, _) = next(iter(error.failures.items()))
-        raise kind(f"{what}: rank {rank}: {_line(reason)}") from None
+        raise kind(f"{subject}: rank {rank}: {_line(reason)}") from None
 
 
 def _previous(folder: Path) -> Path:

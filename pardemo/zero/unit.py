@@ -127,6 +127,6 @@ def make_units(
             parts.append((kind, part))
         part.append(parameter)
         open_parts[kind] = part, room - parameter.numel() * parameter.element_size()
-    place = {parameter: at for at, parameter in enumerate(reversed(parameters))}
-    parts.sort(key=lambda part: max(place[parameter] for parameter in part[1]))
+    position = {parameter: at for at, parameter in enumerate(reversed(parameters))}
+    parts.sort(key=lambda part: max(position[parameter] for parameter in part[1]))
     return [Unit(f"unit {number}", part, kind[0], channel) for number, (kind, part) in enumerate(parts)]

@@ -119,9 +119,9 @@ def reduce_in_buffer(
             part = piece[max(0, first - begin) : max(0, first + room - begin)]
             if part.numel():
                 packed.append((part, buffer[max(0, begin - first) :][: part.numel()]))
-        for part, place in packed:
-            place.copy_(part)
+        for part, copied in packed:
+            copied.copy_(part)
         ring_all_reduce(buffer[: min(room, ends[-1] - first)], group)
-        for part, place in packed:
-            part.copy_(place)
+        for part, copied in packed:
+            part.copy_(copied)
     return buffer.nbytes

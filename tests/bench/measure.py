@@ -89,8 +89,8 @@ def rows() -> Iterator[BenchRow]:
 def _padded_layers(layer_s: float, between: str) -> BenchRow:
     """A step by arithmetic beside the one whose layers waited, and whose links were limited, for real."""
     from pardemo.script.runtime.launch_lines import Launch  # what they load sets up DeepSpeed
-    from pardemo.script.step import measurement, replayed_hardware
-    from pardemo.script.step.replay_settings import ReplaySettings
+    from pardemo.script.step import measurement, paced_step
+    from pardemo.script.step.pace import PaceSettings
 
     cluster = Cluster(2, 1, between=between)
     ran, computed = [], []
@@ -99,10 +99,10 @@ def _padded_layers(layer_s: float, between: str) -> BenchRow:
         for _ in range(ROUNDS):
             measured, seen = measurement.measure_launch(
                 Launch("train.py", (), False), ranks=2, cluster=cluster, steps=3, folder=folder, timeout_s=120,
-                replay=ReplaySettings(layer_s, "", cluster),
+                pace=PaceSettings(layer_s, "", cluster),
             )  # fmt: skip
             ran.append(max(one.step_s for one in measured.time))
-            computed.append(replayed_hardware.on_layers(seen, cluster).step_s)
+            computed.append(paced_step.on_layers(seen, cluster).step_s)
     note = f"DDP's step of 6 layers of {1e3 * layer_s:.0f} ms over {between}; the peer is the same by arithmetic"
     return compare("measure.pace", ran, computed, "s", 0.9, note)
 

@@ -165,7 +165,7 @@ def _alike(answer: Any, right: Any) -> bool:
     if isinstance(right, tuple):
         return _is_list(answer) and len(answer) == len(right) and all(map(_alike, answer, right))
     if isinstance(right, list):
-        return _is_list(answer) and (not right or all(_alike(each, right[0]) for each in answer))
+        return _is_list(answer) and (not right or all(_alike(item, right[0]) for item in answer))
     if isinstance(right, Real):
         return isinstance(answer, Real) and not isinstance(answer, bool)
     return right is None or isinstance(answer, type(right))
@@ -192,7 +192,7 @@ def _as_lists(answer: Any) -> Any:
     """Lists of plain numbers for tensors, ranges, tuples and generators, also within one another."""
     if hasattr(answer, "tolist"):
         return answer.tolist()
-    return [_as_lists(each) for each in answer] if isinstance(answer, (list, tuple, range, Iterator)) else answer
+    return [_as_lists(item) for item in answer] if isinstance(answer, (list, tuple, range, Iterator)) else answer
 
 
 def _is_list(value: object) -> bool:

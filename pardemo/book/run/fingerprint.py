@@ -113,8 +113,8 @@ def _sources(path: Path) -> Iterator[Path]:
 
 def _inputs(path: Path, folder: Path) -> Iterator[Path]:
     for pattern in reads(path):
-        for place in (folder, project.root()):
-            yield from (file for file in sorted(place.glob(pattern)) if file.stem != path.stem)  # not its own of before
+        for root in (folder, project.root()):
+            yield from (file for file in sorted(root.glob(pattern)) if file.stem != path.stem)  # not its own of before
 
 
 def _digest(begin: str, files: Iterable[Path]) -> str:

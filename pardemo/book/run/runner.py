@@ -151,8 +151,8 @@ def _refused_where_no_space_is_left(name: str, folder: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in NO_SPACE:
             raise
-        place = error.filename or folder
-        raise RunError(f"{place}: no space left; {name} is not finished: make room, then run --resume") from None
+        full_path = error.filename or folder
+        raise RunError(f"{full_path}: no space left; {name} is not finished: make room, then run --resume") from None
 
 
 def _keep(partial: Path, target: Path) -> None:

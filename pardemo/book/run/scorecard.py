@@ -9,10 +9,11 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pardemo import claims, project
 from pardemo.book.contents import CHAPTERS, notebook_of
+from pardemo.claims import ClaimRow
 
 OWN = notebook_of("scorecard")
 JUDGEMENTS = {"ok": "right", "if": "right under a condition", "no": "wrong or garbled", "doc": "told, not measured"}
@@ -23,7 +24,7 @@ class RecordedRun:
     """The claims of the chapters that a run has, without the scorecard's own, and a sentence about which run it is."""
 
     folder: Path
-    rows: list[dict[str, Any]]
+    rows: list[ClaimRow]
     told: str
 
     @property
@@ -51,7 +52,7 @@ def find() -> RecordedRun:
     raise FileNotFoundError("no run has left claims yet: `pardemo run` executes all chapters, `pardemo run 01` one")
 
 
-def read_claims(folder: Path) -> list[dict[str, Any]]:
+def read_claims(folder: Path) -> list[ClaimRow]:
     """The claims that the chapters left in a folder; none where it has none."""
     try:
         return [row for row in claims.read(folder) if row["notebook"] != OWN]
@@ -65,7 +66,7 @@ def statements() -> list[dict[str, str]]:
         return list(csv.DictReader(stream))
 
 
-def _which_run(folder: Path, output_dir: Path, rows: list[dict[str, Any]]) -> str:
+def _which_run(folder: Path, output_dir: Path, rows: list[ClaimRow]) -> str:
     with_claims = {row["notebook"] for row in rows}
     chapters = [name for name in project.notebooks() if name != OWN]
     missing = [name[:2] for name in chapters if name not in with_claims]
@@ -76,7 +77,7 @@ def _which_run(folder: Path, output_dir: Path, rows: list[dict[str, Any]]) -> st
     return f"{which}: {count}" + (f"; without {', '.join(missing)}." if missing else ".")
 
 
-def ratio(row: dict[str, Any]) -> float | None:
+def ratio(row: ClaimRow) -> float | None:
     """Measured over predicted; over the bound, where a bound is claimed. None for texts, truths and nothing measured.
 
     What is predicted to be 0 and is 0 has the ratio 1; there is none where it is not 0.
@@ -118,7 +119,7 @@ def _shown(folder: Path, notebook: str) -> dict[str, tuple[str, str]]:
     return shown
 
 
-def links(folder: Path, rows: Iterable[dict[str, Any]]) -> dict[str, str]:
+def links(folder: Path, rows: Iterable[ClaimRow]) -> dict[str, str]:
     """claim id -> address of the cell that shows it, relative to the run's folder, as JupyterLab follows it."""
     addresses: dict[str, str] = {}
     cells: dict[str, dict[str, str]] = {}  # notebook -> claim id -> id of the cell
@@ -131,7 +132,7 @@ def links(folder: Path, rows: Iterable[dict[str, Any]]) -> dict[str, str]:
     return addresses
 
 
-def by_statement(rows: list[dict[str, Any]], existing: Iterable[str] | None = None) -> list[dict[str, Any]]:
+def by_statement(rows: list[ClaimRow], existing: Iterable[str] | None = None) -> list[dict[str, Any]]:
     """A row for each of the article's statements: what it says, what is true, and what this run found.
 
     Args:
@@ -166,7 +167,7 @@ def title_of(chapter: str) -> str:
     return CHAPTERS.get(chapter, chapter)
 
 
-def _verdict(judgement: str, booked: list[dict[str, Any]], missing: list[str]) -> str:
+def _verdict(judgement: str, booked: list[ClaimRow], missing: list[str]) -> str:
     parts = [f"{count} × {verdict}" for verdict, count in claims.counts(booked).items() if count]
     if missing:
         parts.append(f"{' and '.join(map(title_of, missing))} not in this run")
@@ -180,7 +181,7 @@ def slips(statements: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row for row in statements if row["judgement"] in (JUDGEMENTS["no"], JUDGEMENTS["if"])]
 
 
-def totals(rows: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
+def totals(rows: list[ClaimRow], key: Literal["notebook", "evidence"]) -> list[dict[str, Any]]:
     """Claims by ``notebook`` or ``evidence``: how many, in how many cases, and how many cases of each verdict."""
     table = []
     for name in sorted({row[key] for row in rows if row[key]}):
@@ -189,7 +190,7 @@ def totals(rows: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
     return [*table, {key: "all", **_sizes(rows), **claims.counts(rows)}]
 
 
-def _sizes(rows: list[dict[str, Any]]) -> dict[str, int]:
+def _sizes(rows: list[ClaimRow]) -> dict[str, int]:
     return {"claims": len(claims.by_claim(rows)), "cases": len(rows)}
 
 
@@ -205,7 +206,7 @@ PAPERS = {
 }
 
 
-def by_paper(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def by_paper(rows: list[ClaimRow]) -> list[dict[str, Any]]:
     """For each section or table of a paper: its claims in this run, by verdict, and how far off the equalities are."""
     table = []
     for source in sorted({row["source"] for row in rows if row["source"].startswith(tuple(PAPERS))}):
@@ -227,7 +228,7 @@ def by_paper(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return table
 
 
-def points(rows: Iterable[dict[str, Any]]) -> list[tuple[float, str]]:
+def points(rows: Iterable[ClaimRow]) -> list[tuple[float, str]]:
     """For the picture of all ratios: each claim's ratio, and its verdict, or its bound where one is claimed."""
     ratios = []
     for row in rows:

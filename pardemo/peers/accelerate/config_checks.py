@@ -162,8 +162,8 @@ def _check_precision(config: Mapping[str, Any]) -> None:
 def _check_processes(config: Mapping[str, Any], kind: str) -> None:
     import torch
 
-    processes = argument_checks.whole(config.get("num_processes", 1 if kind == "NO" else None), "num_processes")
-    machines = argument_checks.whole(config.get("num_machines", 1), "num_machines")
+    processes = argument_checks.whole_number(config.get("num_processes", 1 if kind == "NO" else None), "num_processes")
+    machines = argument_checks.whole_number(config.get("num_machines", 1), "num_machines")
     if kind == "NO" and processes != 1:
         raise ValueError(f"distributed_type NO is one process, num_processes is {processes}")
     if processes < _TYPES[kind]:
@@ -182,7 +182,7 @@ def _check_processes(config: Mapping[str, Any], kind: str) -> None:
 def _check_parallelism(section: Mapping[str, Any], processes: Any) -> None:
     """The sizes of Accelerate's ParallelismConfig, whose product are the processes: it says so rank by rank."""
     keys = {name: f"parallelism_config_{name}_size" for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")}
-    sizes = {name: argument_checks.whole(section.get(key, 1), key) for name, key in keys.items()}
+    sizes = {name: argument_checks.whole_number(section.get(key, 1), key) for name, key in keys.items()}
     if math.prod(sizes.values()) != processes:
         degrees = " × ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "1"
         raise ValueError(f"parallelism_config is {degrees}: not num_processes {processes}")

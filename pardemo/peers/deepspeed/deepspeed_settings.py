@@ -183,7 +183,7 @@ def _check_batch(settings: Mapping[str, Any], world_size: int) -> None:
     batch, micro, steps = (settings.get(name) for name in names)
     for name, value in zip(names, (batch, micro, steps), strict=True):
         if value not in (None, "auto"):
-            argument_checks.whole(value, name)
+            argument_checks.whole_number(value, name)
     if batch is None and micro is None:
         raise ValueError("train_batch_size or train_micro_batch_size_per_gpu has to be given")
     if isinstance(batch, int) and isinstance(micro, int):

@@ -20,7 +20,7 @@ def attention(
     from deepspeed.sequence.layer import DistributedAttention
 
     def local(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:  # [b, S, h/N, d]
-        q, k, v = (each.transpose(1, 2) for each in (q, k, v))
+        q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
         out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
         return out.transpose(1, 2)
 

@@ -87,7 +87,7 @@ def _pipeline_order(name: str, ranks: int, micro_batches: int, chunks: int) -> d
     kind, fixed_chunks = CLASSES[name]
     if fixed_chunks and chunks != fixed_chunks:
         raise ScheduleError(f"torch's {name} has {fixed_chunks} chunks on each rank, not {chunks}")
-    stages = [_stage(place * ranks, ranks, chunks) for place in range(chunks)]
+    stages = [_stage(index * ranks, ranks, chunks) for index in range(chunks)]
     try:
         return kind(stages, micro_batches).pipeline_order
     except ValueError as reason:
@@ -98,8 +98,8 @@ def _steps(action: Any) -> Iterator[Compute]:
     if action is None:  # a slot in which the rank waits
         return
     if action.sub_actions:
-        for each in action.sub_actions:
-            yield from _steps(each)
+        for sub_action in action.sub_actions:
+            yield from _steps(sub_action)
     else:
         yield KINDS[action.computation_type.value](action.stage_index, action.microbatch_index)
 

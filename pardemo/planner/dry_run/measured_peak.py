@@ -207,12 +207,12 @@ def compare_peaks(world, jobs: Sequence[RankJob]) -> list[dict]:
     for job in jobs:
         planned = dry_run(job)
         real = max(world.run(measure, job, timeout_s=200))
-        rules = {name: nbytes / real - 1 for name, nbytes in others(planned).items()}
+        rules = {name: nbytes / real - 1 for name, nbytes in published_estimates(planned).items()}
         rows.append({"measured": real, "planned": planned.peak_bytes, "error": planned.peak_bytes / real - 1, **rules})
     return rows
 
 
-def others(footprint: Footprint) -> dict[str, float]:
+def published_estimates(footprint: Footprint) -> dict[str, float]:
     """Returns what DeepSpeed's estimators and accelerate's rule predict; they count frozen parameters as trained."""
     params, ranks, stage = footprint.params, footprint.job.ranks, footprint.job.stage
     rules: dict[str, float] = {"accelerate estimate-memory": memory.accelerate_estimate(params, 2)}

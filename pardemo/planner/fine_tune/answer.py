@@ -132,7 +132,7 @@ def request_of(arguments: argparse.Namespace) -> tuple[Request, recipe.Recipe]:
         job, machine, per_step, steps, arguments.tp, arguments.pp,
         engines=tuple(name if name == "fsdp2" else f"zero-{name}" for name in arguments.zero or ()) or PLANNED_ENGINES,
         checkpointing=(True, False) if arguments.checkpointing is None else (arguments.checkpointing == "on",),
-        batches=() if arguments.batch is None else (arguments.batch,), rows=arguments.samples, epochs=epochs,
+        batches=() if arguments.batch is None else (arguments.batch,), samples=arguments.samples, epochs=epochs,
         price=arguments.price,
     ), base  # fmt: skip
 
@@ -184,7 +184,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
     return {
         "gpu": machine.gpu.name, "gpus": machine.gpus, "hosts": machine.hosts, "host_gpus": machine.host_gpus,
         "link_bytes_per_s": machine.link_bytes_per_s, "steps": request.steps,
-        "epochs": request.epochs or None, "samples": request.rows or None,
+        "epochs": request.epochs or None, "samples": request.samples or None,
         "rows": [row_json(row) for row in plan.rows],
         "recommended": plan.rows.index(plan.best) if plan.best else None, "why": plan_table.explain_best(plan),
     }  # fmt: skip

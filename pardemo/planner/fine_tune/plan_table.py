@@ -28,7 +28,7 @@ MOST_RANKS = 16_384  # data-parallel: no published run has had more GPUs
 class Request:
     """A job to plan: its model and lengths, its samples a step and steps, how its GPUs are divided.
 
-    ``rows``, ``epochs``: of the data set, and how often ``steps`` goes through it; 0 where that is not known.
+    ``samples``, ``epochs``: of the data set, and how often ``steps`` goes through it; 0 where that is not known.
     ``price``: of a GPU and hour.
     """
 
@@ -42,13 +42,13 @@ class Request:
     checkpointing: Sequence[bool] = (True, False)
     host_states: Sequence[str] = HOST_STATES
     batches: Sequence[int] = ()
-    rows: int = 0
+    samples: int = 0
     epochs: float = 0.0
     price: float | None = None
 
     def __post_init__(self):
         for name in ("tp", "pp", "samples_per_step", "steps"):
-            argument_checks.whole(getattr(self, name), name)
+            argument_checks.whole_number(getattr(self, name), name)
         if self.machine.gpus % (self.tp * self.pp):
             raise ValueError(f"{self.machine.gpus} GPUs do not divide by tp {self.tp} × pp {self.pp}")
         check_tensor_parallel(self.job.config, self.tp)
@@ -178,10 +178,10 @@ def plan(request: Request) -> Plan:
     """
     shape = configurations.shape_of_config(request.job.config)
     rows = [
-        plan_row(request, shape, engine, again, host_states, batch)
+        plan_row(request, shape, engine, checkpointing, host_states, batch)
         for engine in request.engines
         if engine == "zero-0" or request.dp > 1
-        for again in request.checkpointing
+        for checkpointing in request.checkpointing
         for host_states in request.host_states
         if host_states in HOST_STATES_OF[engine]
         for batch in request.micro_batches
@@ -189,11 +189,12 @@ def plan(request: Request) -> Plan:
     return Plan(request, rows)
 
 
-def plan_row(request: Request, shape: Shape, engine: str, again: bool, host_states: str, batch: int) -> PlanRow:
+def plan_row(request: Request, shape: Shape, engine: str, checkpointing: bool, host_states: str, batch: int) -> PlanRow:
     """Plans the request in one way; ``shape`` is its model's."""
     job = request.job.but(
-        engine=engine, ranks=request.dp, batch=batch, accumulation=max(1, request.share // batch), checkpointing=again
-    )
+        engine=engine, ranks=request.dp, batch=batch, checkpointing=checkpointing,
+        accumulation=max(1, request.share // batch),
+    )  # fmt: skip
     planned, layout = job_and_layout(job, request.machine, host_states, request.tp, request.pp, shape)
     return PlanRow(planned, layout, request.steps, request.price)
 
@@ -399,7 +400,7 @@ def describe_epochs(request: Request) -> str:
     """Says how often the steps go through the data."""
     if not request.epochs:
         return ""
-    return f": {request.epochs:g} epoch{'' if request.epochs == 1 else 's'} of {request.rows:,}"
+    return f": {request.epochs:g} epoch{'' if request.epochs == 1 else 's'} of {request.samples:,}"
 
 
 def describe_weights(plan: Plan) -> str:

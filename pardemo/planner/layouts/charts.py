@@ -50,8 +50,8 @@ def predicted_and_known(outcomes: Sequence[Any]) -> Figure:
     ax.fill_between(ends, [(1 - BAND) * x for x in ends], [(1 + BAND) * x for x in ends], color=palette.GRID, zorder=0)
     ax.plot(ends, ends, color=palette.PREDICTED, linewidth=1, zorder=1)
     # the largest first, and small ones as large points with an edge, or those of many would hide them
-    for place, (source, group) in enumerate(sorted(groups.items(), key=lambda item: -len(item[1]))):
-        colour, marker = POINTS[place % len(POINTS)], MARKERS[place % len(MARKERS)]
+    for index, (source, group) in enumerate(sorted(groups.items(), key=lambda item: -len(item[1]))):
+        colour, marker = POINTS[index % len(POINTS)], MARKERS[index % len(MARKERS)]
         published, predicted = [outcome.run.seconds for outcome in group], [outcome.step.seconds for outcome in group]
         few = len(group) < FEW
         ax.scatter(

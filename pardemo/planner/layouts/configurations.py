@@ -347,7 +347,7 @@ def _compressed(config: "PreTrainedConfig", hidden: int, heads: int, head_dim: i
         asks = sum(indexer_type == "full" for indexer_type in types)
         own_index = Compressor(1, asks, products, config.index_topk, scores, 2 * key_width)
         shared = Compressor(1, len(types) - asks, (), config.index_topk)
-        return {"compressors": tuple(each for each in (own_index, shared) if each.layers)}
+        return {"compressors": tuple(compressor for compressor in (own_index, shared) if compressor.layers)}
     if kind != "deepseek_v4":
         return {}
     rates, types = config.compress_rates, config.layer_types
@@ -369,7 +369,7 @@ def _compressed(config: "PreTrainedConfig", hidden: int, heads: int, head_dim: i
         Matmul(heads * head_dim // config.o_groups, narrow, COLUMNS), Matmul(narrow, hidden, ROWS),
     )  # fmt: skip
     return {
-        "projections": projections, "compressors": tuple(each for each in compressors if each.layers),
+        "projections": projections, "compressors": tuple(compressor for compressor in compressors if compressor.layers),
         "window": config.sliding_window, "windowed_layers": types.count("sliding_attention"),
         "residual_streams": config.hc_mult,
     }  # fmt: skip

@@ -241,10 +241,10 @@ def search_text(
     rows = [("", "layout", "s a step", "in 4 of 5 cases", "tokens/s/GPU", "MFU", "GB", "free",
              "most of the rest goes to")]  # fmt: skip
     rows += [
-        ("" if place else "→", str(each.layout), f"{each.seconds:.2f}",
-         f"{each.interval.low:.2f} to {each.interval.high:.2f}", f"{each.step.tokens_per_s:,.0f}",
-         f"{each.step.mfu:.1%}", f"{each.peak_bytes / GB:.0f}", f"{each.headroom:.0%}", _cost(each))
-        for place, each in enumerate(answer.best)
+        ("" if index else "→", str(planned.layout), f"{planned.seconds:.2f}",
+         f"{planned.interval.low:.2f} to {planned.interval.high:.2f}", f"{planned.step.tokens_per_s:,.0f}",
+         f"{planned.step.mfu:.1%}", f"{planned.peak_bytes / GB:.0f}", f"{planned.headroom:.0%}", _cost(planned))
+        for index, planned in enumerate(answer.best)
     ]  # fmt: skip
     lines += ["", text_table(rows), *describe_trust(answer), ""]
     lines += card_line(answer.best[0])
@@ -320,8 +320,8 @@ def _front(answer: SearchResult, complete: bool) -> list[str]:
     left = "" if every else f", {FRONT} of them here (--all shows all)"
     rows = [("layout", "s a step", "GB", "free")]
     rows += [
-        (str(each.layout), f"{each.seconds:.2f}", f"{each.peak_bytes / GB:.0f}", f"{each.headroom:.0%}")
-        for each in shown
+        (str(planned.layout), f"{planned.seconds:.2f}", f"{planned.peak_bytes / GB:.0f}", f"{planned.headroom:.0%}")
+        for planned in shown
     ]
     return [f"{len(front)} layouts are such that none is quicker with less memory{left}:", text_table(rows)]
 

@@ -53,8 +53,8 @@ class Layout:
         counts = [getattr(self, name) for name in COUNTS]
         if set(map(type, counts)) != {int} or min(counts) < 1:  # a search makes a hundred thousand layouts
             for name, value in zip(COUNTS, counts, strict=True):
-                argument_checks.whole(value, name)
-        argument_checks.whole(self.offloaded_layers, WRITTEN["offloaded_layers"], 0)
+                argument_checks.whole_number(value, name)
+        argument_checks.whole_number(self.offloaded_layers, WRITTEN["offloaded_layers"], 0)
         for name, allowed in WORDS.items():
             if (value := getattr(self, name)) not in allowed:
                 raise ValueError(f"{WRITTEN.get(name, name)} must be one of {', '.join(allowed)}, not {value!r}")

@@ -251,7 +251,7 @@ def _corrected(arguments: argparse.Namespace) -> tuple["Job", str]:
     if tables := [name for name in arguments.measured or () if name not in traces]:
         job, line = correct_seconds(job, [run for name in tables for run in _runs(Path(name), None, left_out)])
         lines.append(line)
-    return job, "\n".join([*lines, *(f"left out: {each}" for each in left_out)])
+    return job, "\n".join([*lines, *(f"left out: {line_left_out}" for line_left_out in left_out)])
 
 
 def money_per_billion(arguments: argparse.Namespace, predicted: "PredictedStep") -> float | None:

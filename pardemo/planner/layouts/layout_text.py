@@ -6,7 +6,7 @@ from typing import Any
 
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import WRITTEN, Layout, check_layout, recomputation
-from pardemo.planner.layouts.step import why_not
+from pardemo.planner.layouts.step import refusal_of_layout
 
 #: What a printed layout says, and the fields that it means.
 _PRINTED = (
@@ -61,7 +61,7 @@ def parse_layout(text: str, job: Job, batch: int | None = None) -> Layout:
             f"{job.program.name} has no {', no '.join(lacking)}; it has {', '.join(sorted(job.program.supports))} "
             "(--program)"
         )
-    if why := why_not(job, layout):
+    if why := refusal_of_layout(job, layout):
         raise ValueError(why)
     return layout
 

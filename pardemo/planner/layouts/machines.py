@@ -52,7 +52,7 @@ class Machine:
 
     def __post_init__(self):
         for name in ("gpus", "host_gpus"):
-            argument_checks.whole(getattr(self, name), name)
+            argument_checks.whole_number(getattr(self, name), name)
         if self.between <= 0:
             raise ValueError(f"between hosts there must be more than 0 bytes/s, not {self.between!r}")
         if not 0 < self.link_share <= 1:

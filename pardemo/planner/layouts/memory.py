@@ -5,7 +5,7 @@ from pardemo.planner.layouts.fine_tune_memory import predict_peak
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.per_rank import Owned, kept_bytes, owned_layer, owned_params, owned_trained_params
-from pardemo.planner.layouts.step import stages
+from pardemo.planner.layouts.step import stage_layers
 
 LINES = ("parameters", "gradients", "optimizer states", "gathered parameters", "activations", "logits", "program")
 
@@ -14,7 +14,7 @@ def predict_memory(job: Job, layout: Layout) -> Memory:
     """Predicts the bytes of a rank of the fullest stage; of a fine-tune under Transformers' Trainer its engine's."""
     if job.program.engine:
         return predict_peak(job, layout)
-    split = stages(job, layout)
+    split = stage_layers(job, layout)
     equal_stages = len(set(split)) == 1  # then it is the first or the last one
     candidates = {0, layout.pp - 1} if equal_stages else range(layout.pp)
     # of a token and a layer, the same on all stages
@@ -42,31 +42,31 @@ def _stage(job: Job, layout: Layout, split: list[int], index: int, kept: float, 
     shape, program = job.shape, job.program
     owned = owned_params(job, layout, split, index)
     shard = owned.sharded(layout)
-    updated, updated_shard = owned.whole, shard
+    updated, updated_shard = owned.total, shard
     if job.frozen:  # adapters come to the model's own weights
         trained = owned_trained_params(job, layout, split, index)
-        updated, updated_shard = trained.whole, trained.sharded(layout)
+        updated, updated_shard = trained.total, trained.sharded(layout)
         owned, shard = Owned(owned.dense + trained.dense, owned.experts), shard + updated_shard
     stage = layout.zero_stage
     tokens = layout.micro_batch * job.sequence / layout.cp
     micro_batches = in_flight(layout, index)
     gradient_bytes = program.gradient_bytes + program.gradient_copy_bytes
     lines = {
-        "parameters": program.weight_bytes * (shard if stage == 3 else owned.whole),
+        "parameters": program.weight_bytes * (shard if stage == 3 else owned.total),
         "gradients": gradient_bytes * (updated_shard if stage >= 2 else updated),
         "optimizer states": program.state_bytes * (updated_shard if stage >= 1 else updated),
         "activations": micro_batches * max(0, split[index] - layout.offloaded_layers) * tokens * kept,
         "program": program.program_bytes,
     }
     if stage >= 2 and program.bucketed_gradients:  # beside those that are kept
-        least_gradients = 2 * owned_layer(shape, layout).whole if stage == 3 else 0.0
+        least_gradients = 2 * owned_layer(shape, layout).total if stage == 3 else 0.0
         lines["gradients"] += program.gradient_bytes * min(max(program.bucketed_gradients, least_gradients), updated)
     if stage == 3 and layout.pp == 1:  # the layer that computes and the next, or what else is gathered ahead
         layer = owned_layer(shape, layout)
-        gathered = min(owned.whole, layer.whole + max(layer.whole, program.bucketed_gradients / 2))
-        lines["gathered parameters"] = 2 * gathered * (1 - layer.sharded(layout) / layer.whole)
+        gathered = min(owned.total, layer.total + max(layer.total, program.bucketed_gradients / 2))
+        lines["gathered parameters"] = 2 * gathered * (1 - layer.sharded(layout) / layer.total)
     elif stage == 3:  # a pipeline's stage stays whole over a step, and so do its gradients
-        lines["gathered parameters"] = 2 * (owned.whole - shard)
+        lines["gathered parameters"] = 2 * (owned.total - shard)
         lines["gradients"] = program.gradient_bytes * updated
     if layout.tp > 1:
         lines["activations"] += tokens * program.gathered_input_bytes * shape.hidden

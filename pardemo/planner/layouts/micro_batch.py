@@ -76,14 +76,14 @@ def layer_seconds(job: Job, layout: Layout, kind: Layer | None = None) -> Parts:
     recomputed_modules = recomputed(shape, layout.recomputed_modules, kind)
     exchanges += recomputed_modules.blocks
     matmuls = shape.matmuls(kind)
-    matmul_s = sum(matmul_seconds(job, each, layout.tp, tokens) for each in matmuls)
+    matmul_s = sum(matmul_seconds(job, matmul, layout.tp, tokens) for matmul in matmuls)
     uncut_passes = program.uncut_passes / (layout.tp if layout.sequence_parallel else 1)
     all_passes = uncut_passes + program.cut_passes / layout.tp
     moved_bytes = tokens * shape.hidden * all_passes * blocks  # two blocks, of 2 bytes
     streams = shape.residual_streams - 1
     moved_bytes += 6 * tokens * shape.hidden * streams * blocks  # read twice, written once, in 2 bytes
-    moved_bytes += tokens * job.cast_bytes * sum(sum(each.on_rank(layout.tp)) for each in matmuls)
-    recomputed_s = sum(matmul_seconds(job, each, layout.tp, tokens) for each in recomputed_modules.matmuls)
+    moved_bytes += tokens * job.cast_bytes * sum(sum(matmul.on_rank(layout.tp)) for matmul in matmuls)
+    recomputed_s = sum(matmul_seconds(job, matmul, layout.tp, tokens) for matmul in recomputed_modules.matmuls)
     recomputed_bytes = tokens * (
         recomputed_modules.blocks * shape.hidden * all_passes + 2 * recomputed_modules.elements / layout.tp
     )
@@ -151,13 +151,13 @@ def expert_costs(job: Job, layout: Layout) -> ExpertCosts:
     rows = sent_rows * layout.etp * job.imbalance
     experts_here = experts.count / layout.ep
     matmuls, width = shape.expert_matmuls, experts.latent_dim or shape.hidden
-    matmul_s = experts_here * sum(matmul_seconds(job, each, layout.etp, rows / experts_here) for each in matmuls)
+    matmul_s = experts_here * sum(matmul_seconds(job, matmul, layout.etp, rows / experts_here) for matmul in matmuls)
     fused = job.dispatcher == "fused"
     moved_bytes = 2 * width * rows * (program.fused_routed_passes if fused else program.routed_passes)
     moved_bytes *= 1 - job.overlapped * program.routed_overlap
     activation = 3 if shape.gated else 2  # numbers that it reads and writes
     moved_bytes += 2 * rows * experts.ffn_hidden / layout.etp * activation
-    moved_bytes += rows * job.cast_bytes * sum(sum(each.on_rank(layout.etp)) for each in matmuls)
+    moved_bytes += rows * job.cast_bytes * sum(sum(matmul.on_rank(layout.etp)) for matmul in matmuls)
     nbytes = 2 * sent_rows * width
     if fused:
         exchange_s = job.imbalance * machine.dispatch(nbytes, layout.ep, layout.etp, experts.top_k)
@@ -167,7 +167,7 @@ def expert_costs(job: Job, layout: Layout) -> ExpertCosts:
     if layout.etp > 1:
         exchange_s += machine.gather(2 * rows * width, layout.etp)
     if experts.bias:
-        moved_bytes += 2 * rows * sum(each.on_rank(layout.etp)[1] for each in matmuls) * program.expert_bias_passes
+        moved_bytes += 2 * rows * sum(matmul.on_rank(layout.etp)[1] for matmul in matmuls) * program.expert_bias_passes
     host_waits = job.dropless and not (fused and job.started_by_graphs)
     launch_s = program.expert_launch_s if host_waits else 0.0
     return ExpertCosts(matmul_s, moved_bytes, exchange_s, launch_s)

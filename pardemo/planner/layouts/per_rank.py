@@ -20,7 +20,7 @@ class Owned:
     experts: float
 
     @property
-    def whole(self) -> float:
+    def total(self) -> float:
         return self.dense + self.experts
 
     def sharded(self, layout: Layout, ranks: int | None = None) -> float:

@@ -51,7 +51,7 @@ def recomputed(shape: Shape, modules: tuple[str, ...], kind: Layer) -> Recompute
     blocks = int((kind.mlp == "dense" and "mlp" in modules) or (kind.mlp == "experts" and "moe" in modules))
     if kind.mixer == "attention" and "mla_up_proj" in modules:
         matmuls += up_projections(shape)
-        elements += 2 * sum(each.outputs for each in up_projections(shape))  # positions: read and written
+        elements += 2 * sum(matmul.outputs for matmul in up_projections(shape))  # positions: read and written
     if kind.mlp == "dense" and "mlp" in modules:
         matmuls += shape.mlp_matmuls(shape.ffn_hidden)
     if kind.mlp == "experts" and experts is not None:

@@ -216,8 +216,8 @@ class Shape:
 
     def __post_init__(self):
         for field in ("layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocabulary"):
-            argument_checks.whole(getattr(self, field), field)
-        head_dim = argument_checks.whole(self.head_dim or self.hidden // self.heads, "a head's width")
+            argument_checks.whole_number(getattr(self, field), field)
+        head_dim = argument_checks.whole_number(self.head_dim or self.hidden // self.heads, "a head's width")
         object.__setattr__(self, "head_dim", head_dim)
         object.__setattr__(self, "value_dim", self.value_dim or head_dim)
         if not self.projections:
@@ -241,7 +241,7 @@ class Shape:
             (("linear", 0, 0), self.linear_layers),
             (("attention", 0, 0), self.layers - self.windowed_layers - self.linear_layers - sum(compressed)),
             (("attention", self.window, 0), self.windowed_layers),
-            *((("attention", self.window, place), layers) for place, layers in enumerate(compressed, 1)),
+            *((("attention", self.window, index), layers) for index, layers in enumerate(compressed, 1)),
         ]  # fmt: skip
         mlps = [("dense", self.dense_layers), ("experts", self.layers - self.dense_layers)]
         return tuple(

@@ -13,7 +13,7 @@ from pardemo.planner.layouts.per_rank import Owned, kept_bytes, owned_layer, own
 from pardemo.planner.layouts.shape import Shape
 
 
-def stages(job: Job, layout: Layout) -> list[int]:
+def stage_layers(job: Job, layout: Layout) -> list[int]:
     """Returns the layers of each stage.
 
     A program that balances stages counts the head as the layers that have as many weights, and goes to the next stage
@@ -22,7 +22,7 @@ def stages(job: Job, layout: Layout) -> list[int]:
     shape, pp = job.shape, layout.pp
     if not job.program.balanced_stages:
         if job.program.embedding_and_loss_as_layers and shape.layers % (pp * layout.chunks) and pp > 1:
-            in_pieces = pieces(shape, pp * layout.chunks)
+            in_pieces = piece_layers(shape, pp * layout.chunks)
             return [sum(in_pieces[stage::pp]) for stage in range(pp)]
         layers, rest = divmod(shape.layers, pp)
         return [layers + (stage < rest) for stage in range(pp)]
@@ -32,7 +32,7 @@ def stages(job: Job, layout: Layout) -> list[int]:
     return split
 
 
-def pieces(shape: Shape, count: int) -> list[int]:
+def piece_layers(shape: Shape, count: int) -> list[int]:
     """Returns the layers of each piece of the model where they do not divide, as Megatron-core's recipes cut it.
 
     The embedding, the loss and each layer of multi-token prediction take a layer's place where the pieces come out even
@@ -59,7 +59,7 @@ def idle_stages(job: Job, layout: Layout) -> int:
     return layout.pp - 1 - _balanced(job.shape, layout.pp)[-1] if job.program.balanced_stages else 0
 
 
-def why_not(job: Job, layout: Layout) -> str:
+def refusal_of_layout(job: Job, layout: Layout) -> str:
     """Says why a layout cannot have run: an impossible cut, or a stage that is left with nothing; "" where it can."""
     try:
         check_layout(layout, job.shape, layout.gpus, job.sequence, job.program.embedding_and_loss_as_layers)
@@ -96,7 +96,7 @@ def predict_step(job: Job, layout: Layout) -> PredictedStep:
         return tuned_step(job, layout)
     shape, machine, program = job.shape, job.machine, job.program
     mean, last = _micro_batch(job, layout)
-    split = stages(job, layout)
+    split = stage_layers(job, layout)
     busy = [count * mean.total for count in split]
     busy[-1] += last.total
     slowest = max(range(layout.pp), key=busy.__getitem__)
@@ -114,7 +114,7 @@ def predict_step(job: Job, layout: Layout) -> PredictedStep:
         if layout.schedule == "zb-h1" and m >= layout.pp and not job.frozen:
             others *= 1 / 3  # (p − 1)(F + B − W) where the three are alike
         parts.add("pipeline bubble", others / layout.chunks)
-    data_parallel(job, layout, split, mean, parts)
+    _add_data_parallel(job, layout, split, mean, parts)
     tokens = layout.batch * job.sequence
     seconds = {name: job.correction * value for name, value in parts.seconds.items()}
     return PredictedStep(
@@ -173,16 +173,16 @@ def _messages(machine: Machine, layout: Layout, nbytes: float) -> float:
     return (waited_messages(layout) - ends) * (across if leaving else within) + ends * both / steps
 
 
-def data_parallel(job: Job, layout: Layout, split: list[int], mean: Parts, parts: Parts) -> None:
+def _add_data_parallel(job: Job, layout: Layout, split: list[int], mean: Parts, parts: Parts) -> None:
     """Adds to ``parts`` the traffic of ranks with the same parameters, and the update of what each rank owns."""
     machine, program = job.machine, job.program
     owned = max(
-        (owned_trained_params(job, layout, split, place) for place in range(layout.pp)),
-        key=lambda rank_params: rank_params.whole,
+        (owned_trained_params(job, layout, split, index) for index in range(layout.pp)),
+        key=lambda rank_params: rank_params.total,
     )
     n = layout.replicas
     if n > 1 and layout.sharding == "zero3":
-        _fully_sharded(job, layout, split, mean, parts)
+        _add_fully_sharded(job, layout, split, mean, parts)
     elif n > 1:
         hidden_s = 0.0
         if layout.sharding == "none" or program.sharded_dp_overlap:  # behind the last micro-batch's backward pass
@@ -247,7 +247,7 @@ def _share(job: Job, n: int, stride: int) -> float:
     return min(program.reduce_efficiency, program.ring_bytes_per_s / job.machine.rate(n, stride))
 
 
-def _fully_sharded(job: Job, layout: Layout, split: list[int], mean: Parts, parts: Parts) -> None:
+def _add_fully_sharded(job: Job, layout: Layout, split: list[int], mean: Parts, parts: Parts) -> None:
     """Adds ZeRO-3's traffic: each micro-batch gathers a layer's parameters twice and scatters its gradients.
 
     It runs beside the layers' computation. With LoRA the gradients are the adapters' alone. Nothing hides the first

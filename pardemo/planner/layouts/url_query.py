@@ -46,7 +46,7 @@ class RefusedField(ValueError):
         self.field = field
 
 
-class Asked:
+class PageSearch:
     """Searches for a question's answer, and answers what else can be asked about it.
 
     Args:
@@ -79,10 +79,10 @@ class Asked:
             "planned": explanations.describe_job(job, self.assumed).splitlines(),
             "notes": explanations.describe_trust(result) if result.best
             else [explanations.suggest_savings(result.least)],
-            "shown": [explanations.layout_json(each) for each in shown],
-            "names": [str(each.layout) for each in shown],
-            "words": [describe_layout(each.layout) for each in shown],
-            "money_per_billion_tokens": [layout_command.money_per_billion(self.arguments, each.step) for each in shown],
+            "shown": [explanations.layout_json(row) for row in shown],
+            "names": [str(row.layout) for row in shown],
+            "words": [describe_layout(row.layout) for row in shown],
+            "money_per_billion_tokens": [layout_command.money_per_billion(self.arguments, row.step) for row in shown],
             "room_bytes": job.machine.usable_bytes, "capacity_bytes": job.machine.gpu.memory_bytes,
             "parts": PARTS, "lines": LINES, "assumptions": list(changes(job)), "command": command_line(self.arguments),
         }  # fmt: skip
@@ -101,35 +101,35 @@ def plan_arguments(question: Mapping[str, str], folder: Path) -> Namespace:
     Raises:
         RefusedField: a field is wrong.
     """
-    asked = {name: str(question.get(name) or "").strip() for name in FIELDS}
-    model = _model(asked, folder)
-    counts = {name: _whole(asked, name) for name in ("gpus", "host", "rank", "sequence", "samples")}
+    query = {name: str(question.get(name) or "").strip() for name in FIELDS}
+    model = _model(query, folder)
+    counts = {name: _integer(query, name) for name in ("gpus", "host", "rank", "sequence", "samples")}
     gpus, host_gpus, rank = counts["gpus"], counts["host"], counts["rank"]
     with _about("gpu"):
-        if not asked["gpu"]:
+        if not query["gpu"]:
             raise ValueError("which GPU?")
-        gpu = hardware.gpu(asked["gpu"])
+        gpu = hardware.gpu(query["gpu"])
     if gpus is None or gpus > MOST_GPUS:
         raise RefusedField("gpus", f"how many GPUs? 1 to {MOST_GPUS:,}")
     if host_gpus and gpus > host_gpus and gpus % host_gpus:
         raise RefusedField("host", f"{gpus:,} GPUs do not fill hosts of {host_gpus:,}")
     with _about("link"):
-        if asked["link"]:
-            hardware.link(asked["link"])
+        if query["link"]:
+            hardware.link(query["link"])
     with _about("program"):
-        program = find_program(asked["program"] or layout_command.PROGRAM)
-        if asked["target"] or rank:
+        program = find_program(query["program"] or layout_command.PROGRAM)
+        if query["target"] or rank:
             program.check_lora()
     with _about("precision"):
-        hardware.peak_flops(gpu, hardware.precision(asked["precision"] or "bf16"))
+        hardware.peak_flops(gpu, hardware.precision(query["precision"] or "bf16"))
     with _about("target"):
         config = configurations.find_configuration(model)
-        layout_command.tuning_of(asked["target"], rank, config, configurations.shape_of_config(config))
-    words = {name: asked[name] or None for name in ("link", "target", "program", "precision")}
+        layout_command.tuning_of(query["target"], rank, config, configurations.shape_of_config(config))
+    words = {name: query[name] or None for name in ("link", "target", "program", "precision")}
     return Namespace(
         model=model, gpu=gpu.name, gpus=gpus, hosts=max(1, gpus // host_gpus) if host_gpus else None, explain=None,
         measured=None, rank=rank, sequence=counts["sequence"], per_step=counts["samples"],
-        price=_price(asked["price"]), **words,
+        price=_price(query["price"]), **words,
     )  # fmt: skip
 
 
@@ -169,14 +169,14 @@ def for_a_page() -> Callable[[str, Callable[[int], object] | None], str]:
 
     ``{"question": {…}}`` is a question; ``{"if": name}`` asks about an assumption of the last one.
     """
-    last: list[Asked] = []
+    last: list[PageSearch] = []
 
     def reply(message: str, looked: Callable[[int], object] | None = None) -> str:
-        asked = json.loads(message)
+        query = json.loads(message)
         try:
-            if "if" in asked:
-                return json.dumps(last[-1].if_changed(asked["if"]))
-            last[:] = [Asked(asked["question"], looked)]
+            if "if" in query:
+                return json.dumps(last[-1].if_changed(query["if"]))
+            last[:] = [PageSearch(query["question"], looked)]
             return json.dumps(last[-1].answer())
         except RefusedField as error:
             return json.dumps({"field": error.field, "error": str(error)})
@@ -195,10 +195,10 @@ def _about(field: str) -> Iterator[None]:
         raise RefusedField(field, str(error).removeprefix("--")) from None
 
 
-def _model(asked: Mapping[str, str], folder: Path) -> str:
+def _model(query: Mapping[str, str], folder: Path) -> str:
     """Returns a built-in model's name, or the file into which the configuration was written."""
-    if not asked["config"]:
-        name = asked["model"]
+    if not query["config"]:
+        name = query["model"]
         if not name:
             raise RefusedField("model", "which model?")
         if key_of(name) is None:
@@ -206,10 +206,10 @@ def _model(asked: Mapping[str, str], folder: Path) -> str:
             raise RefusedField("model", f"no model {name!r} is built in{hint}")
         return name
     with _about("config"):
-        if sum(map(asked["config"].count, "[{")) > MOST_BRACKETS:
+        if sum(map(query["config"].count, "[{")) > MOST_BRACKETS:
             raise RefusedField("config", f"not a configuration: it has more than {MOST_BRACKETS:,} brackets")
         try:
-            values = json.loads(asked["config"])
+            values = json.loads(query["config"])
         except ValueError as error:
             raise RefusedField("config", f"not JSON: {error}") from None
         if (plain := configurations.plain(values)) is None:
@@ -217,16 +217,16 @@ def _model(asked: Mapping[str, str], folder: Path) -> str:
             raise RefusedField("config", f"{configurations.unsaid(values)}; {more}")
         configurations.shape_of_config(plain)
     path = folder / "config.json"
-    path.write_text(asked["config"], encoding="utf-8")
+    path.write_text(query["config"], encoding="utf-8")
     return str(path)
 
 
-def _whole(asked: Mapping[str, str], name: str) -> int | None:
-    text = asked[name].replace(",", "")
+def _integer(query: Mapping[str, str], name: str) -> int | None:
+    text = query[name].replace(",", "")
     if not text:
         return None
     if not text.isascii() or not text.isdigit() or not text.strip("0"):
-        raise RefusedField(name, f"a whole number of at least 1, not {asked[name]:.40}")
+        raise RefusedField(name, f"a whole number of at least 1, not {query[name]:.40}")
     if len(text) > MOST_DIGITS:
         raise RefusedField(name, f"a number of at most {MOST_DIGITS} digits")
     return int(text)

@@ -82,7 +82,7 @@ def parted_outputs(
     What was compared and is in neither is a part of an output, as the sum of one rank's share is.
     """
     reference, other, step = step_pair
-    truth = StepOutputs(reference.run, step, 0)
+    reference_outputs = StepOutputs(reference.run, step, 0)
     parted: list[ComparedOutput] = []
     equal: dict[str, bool] = {}
     for rank, parts in maps.parts.items():
@@ -101,7 +101,7 @@ def parted_outputs(
             known = [position for position in positions if position is not None]
             output = None
             if len(known) == len(positions):
-                output = _compare_call(candidate, truth, call, known, name, reference.tolerance)
+                output = _compare_call(candidate, reference_outputs, call, known, name, reference.tolerance)
             if output is not None:
                 inside = "" if call.module == ROOT else f"{call.module}."
                 strict = not any(part == call.module or part.startswith(inside) for part in cut)
@@ -120,7 +120,7 @@ def _is_whole(name: str, kind: str, missing: set[str]) -> bool:
 
 def _compare_call(
     candidate: StepOutputs,
-    truth: StepOutputs,
+    outputs: StepOutputs,
     call: ModuleCall,
     positions: list[RowPosition],
     name: str,
@@ -132,7 +132,7 @@ def _compare_call(
     """
     best: ComparedOutput | None = None
     for way, rows_here in candidate.rows(call).items() if positions else ():
-        wanted = _reference_rows(truth, name, call, positions, way, rows_here.shape[1:], False)
+        wanted = _reference_rows(outputs, name, call, positions, way, rows_here.shape[1:], False)
         if wanted is None or not wanted.numel():  # as of an expert without tokens
             continue
         difference = rows_here - wanted
@@ -140,15 +140,15 @@ def _compare_call(
         off = difference.abs().amax(dim=tuple(range(1, difference.dim()))) > tolerance * scale * 10
         equal = not bool(off.any())
         dispatched = way in (FLAT, FLAT_BY_TOKENS) and not equal
-        if dispatched and _all_rows_present(rows_here, truth.all_of(name, call.shape[-1]), scale, tolerance):
+        if dispatched and _all_rows_present(rows_here, outputs.all_of(name, call.shape[-1]), scale, tolerance):
             continue
         inputs = None
         if (integers := candidate.rows(call, True).get(way)) is not None:
-            expected = _reference_rows(truth, name, call, positions, way, integers.shape[1:], True)
+            expected = _reference_rows(outputs, name, call, positions, way, integers.shape[1:], True)
             inputs = None if expected is None else bool(torch.equal(integers, expected))
         if best is None or equal:
             apart, rows = (tensor.reshape(-1, tensor.shape[-1]) for tensor in (difference, wanted))
-            order = truth.order[name, call.number]
+            order = outputs.order[name, call.number]
             best = ComparedOutput(-1, name, call.kind, order, False, apart, rows, inputs, equal)
     return best
 
@@ -162,7 +162,7 @@ def _all_rows_present(rows: torch.Tensor, wanted: torch.Tensor, scale: float, to
 
 
 def _reference_rows(
-    truth: StepOutputs,
+    outputs: StepOutputs,
     name: str,
     call: ModuleCall,
     positions: list[RowPosition],
@@ -175,9 +175,11 @@ def _reference_rows(
     by_micro: dict[int, torch.Tensor | None] = {}
     for position in positions:
         if position.micro_batch not in by_micro:
-            output = truth.by_name.get((name, position.micro_batch, call.number))
+            output = outputs.by_name.get((name, position.micro_batch, call.number))
             fits = output is not None and (whole or output.shape[-1:] == call.shape[-1:])
-            by_micro[position.micro_batch] = truth.rows(output, whole).get(way) if output is not None and fits else None
+            by_micro[position.micro_batch] = (
+                outputs.rows(output, whole).get(way) if output is not None and fits else None
+            )
         rows = by_micro[position.micro_batch]
         if rows is None:
             return None
@@ -305,15 +307,15 @@ def buffer_findings(step_pair: StepPair) -> list[Finding]:
 
 def clipping_findings(step_pair: StepPair) -> list[Finding]:
     """Finds gradient norms and learning rates that differ from the reference's."""
-    truth = step_pair.reference_record
+    reference = step_pair.reference_record
     findings: list[Finding] = []
     for rank, candidate in enumerate(step_pair.records):
-        if truth.clips and candidate.clips and not findings:
-            wanted, norm = truth.clips[-1], candidate.clips[-1]
+        if reference.clips and candidate.clips and not findings:
+            wanted, norm = reference.clips[-1], candidate.clips[-1]
             if not math.isclose(wanted, norm, rel_tol=step_pair.reference.tolerance * 10):
                 why = _explain_norm(step_pair, rank, wanted, norm)
                 findings.append(step_pair.finding("clipping", "wrong-norm", why, norm / wanted))
-        rates = set(truth.learning_rates), set(candidate.learning_rates)
+        rates = set(reference.learning_rates), set(candidate.learning_rates)
         if all(rates) and not all(
             any(math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-300) for b in rates[0]) for a in rates[1]
         ):
@@ -356,7 +358,7 @@ def _explain_norm(step_pair: StepPair, rank: int, wanted: float, norm: float) ->
 
 def scale_findings(step_pair: StepPair) -> list[Finding]:
     """Finds loss scales that differ from the reference's, or between ranks."""
-    truth, steps = step_pair.reference_record, [record for record in step_pair.records if record.scales]
+    reference, steps = step_pair.reference_record, [record for record in step_pair.records if record.scales]
     if not steps:
         return []
     skipped, scales = sorted({record.skipped for record in steps}), sorted({record.scales[-1] for record in steps})
@@ -367,10 +369,10 @@ def scale_findings(step_pair: StepPair) -> list[Finding]:
         )
     elif len(scales) > 1:
         why = f"ranks scale their losses by {scales[0]:g} to {scales[-1]:g}: the number has to be one for all"
-    elif skipped[0] != truth.skipped:
+    elif skipped[0] != reference.skipped:
         why = (
-            f"before it {skipped[0]} steps are skipped, and {truth.skipped} in the reference: gradients of the scaled "
-            f"loss are not finite, at last at a scale of {scales[0]:g}"
+            f"before it {skipped[0]} steps are skipped, and {reference.skipped} in the reference: gradients of the "
+            f"scaled loss are not finite, at last at a scale of {scales[0]:g}"
         )
     else:
         return []

@@ -107,19 +107,19 @@ def _merged_findings(findings: list[Finding]) -> list[Finding]:
 
 def _map_pieces(reference: Reference, other: Run) -> ParameterMap:
     """Finds which part of the reference each piece is, by the values before the first step."""
-    truth = reference.whole[0]
-    names = {other_name: name for name, others in truth.tied.items() for other_name in others}
+    parameters = reference.whole[0]
+    names = {other_name: name for name, others in parameters.tied.items() for other_name in others}
     pieces = {}
     for rank, record in enumerate(other.records):
         tensors = other.tensors(0, rank, "before")
         values = [(piece, tensors[piece.name].double()) for piece in record.steps[0].pieces]
         pieces[rank] = [(rank_record.scale_piece(piece, tuple(value.shape)), value) for piece, value in values]
-    maps = map_parameters(truth.before, pieces, names, max(reference.tolerance * 1e-2, 1e-12))
+    maps = map_parameters(parameters.before, pieces, names, max(reference.tolerance * 1e-2, 1e-12))
     if not any(maps.parts.values()):
         piece_names = sorted({piece.name for rank_pieces in pieces.values() for piece, _ in rank_pieces})
         raise ProveError(
             f"the model of {other.layout.name} has other parameters than the reference's: it has "
-            f"{', '.join(piece_names[:3])} …, the reference {', '.join(sorted(truth.before)[:3])} …"
+            f"{', '.join(piece_names[:3])} …, the reference {', '.join(sorted(parameters.before)[:3])} …"
         )
     other.cut(maps.strips)
     for rank in maps.parts:
@@ -129,25 +129,25 @@ def _map_pieces(reference: Reference, other: Run) -> ParameterMap:
 
 def _not_compared(reference: Reference, maps: ParameterMap, before: Mapping[str, Assembled]) -> tuple[str, ...]:
     """Parameters that are no part of the reference's, and the reference's that no ranks have in whole."""
-    truth = reference.whole[0].before
-    return (*maps.unknown, *(name for name in truth if name not in before or not bool(before[name].covered.all())))
+    initial = reference.whole[0].before
+    return (*maps.unknown, *(name for name in initial if name not in before or not bool(before[name].covered.all())))
 
 
 def _unmatched_parameters(
     reference: Reference, maps: ParameterMap, before: Mapping[str, Assembled]
 ) -> tuple[str, bool]:
     """Finds parameters that are no part of the reference's or that no rank has, and whether nothing has their names."""
-    truth, unknown = reference.whole[0], maps.unknown
-    names = truth.before.keys() | {name for tied in truth.tied.values() for name in tied}
+    parameters, unknown = reference.whole[0], maps.unknown
+    names = parameters.before.keys() | {name for tied in parameters.tied.values() for name in tied}
     strange = [name for name in unknown if name not in names]
     count = count_text(len(unknown), "parameter")
     if strange:
         return f"{count} match nowhere in the reference, as {strange[0]}: {unknown[strange[0]]}", True
     if unknown:
         return f"{count} could not be compared, as {': '.join(next(iter(unknown.items())))}", False
-    if missing := [name for name in truth.before if name not in before]:
+    if missing := [name for name in parameters.before if name not in before]:
         return f"{count_text(len(missing), 'parameter')} of the reference are on no rank, as {missing[0]}", True
-    for name in truth.before:
+    for name in parameters.before:
         if not bool(before[name].covered.all()):
             return f"{name} is on no rank in whole, and not all of its parts are on one", False
     return "", False
@@ -171,22 +171,22 @@ def _assemble(reference: Reference, holders: Mapping[str, Holders]) -> dict[str,
 
 def _pairs(reference: Reference, step: int, kind: str, tensors: Mapping[str, Assembled]) -> dict[str, Pair]:
     """Compares gradients, or each parameter's change in the step where its gradient is more than rounding."""
-    truth, is_update = reference.whole[step], kind == "update"
-    wanted = truth.gradients
+    state, is_update = reference.whole[step], kind == "update"
+    wanted = state.gradients
     if is_update:
-        wanted = {name: truth.after[name] - truth.before[name] for name in truth.after if name in truth.before}
+        wanted = {name: state.after[name] - state.before[name] for name in state.after if name in state.before}
     scale = layer_scales(wanted)
     pairs = {}
     for name in (name for name in tensors if name in wanted):
         assembled, floor, tolerance = tensors[name], scale[name], reference.tolerance_of(name)
         candidate, covered = assembled.value, assembled.covered
         if is_update:
-            if name in truth.gradients:
+            if name in state.gradients:
                 covered = covered & reference.more_than_rounding(name, step)
             # what is left of a small change to a large value is rounded by the value
-            rounding = _epsilon(tolerance) * float(truth.before[name].abs().max()) if covered.numel() else 0.0
+            rounding = _epsilon(tolerance) * float(state.before[name].abs().max()) if covered.numel() else 0.0
             floor, tolerance = max(floor, rounding / tolerance), tolerance * 10
-            candidate = candidate - truth.before[name]
+            candidate = candidate - state.before[name]
         noise = reference.allowed(kind, name, step)
         pairs[name] = compare_pair(name, wanted[name], candidate, covered, floor, tolerance, assembled.apart, noise)
     return pairs
@@ -224,7 +224,7 @@ def _compare_step(step_pair: StepPair, maps: ParameterMap, samples: StepSamples)
     def shapes(parts: Holders) -> dict[int, tuple[int, ...]]:
         return {rank: tuple(tensor.shape) for rank, _, tensor in parts}
 
-    truth, before = reference.whole[step], holders("before")
+    parameters, before = reference.whole[step], holders("before")
     parted, alike = checks.parted_outputs(step_pair, samples, maps)
     names: dict[int, dict[str, set[str]]] = {}
     for rank, record in enumerate(step_pair.records):
@@ -239,7 +239,7 @@ def _compare_step(step_pair: StepPair, maps: ParameterMap, samples: StepSamples)
         other.layout, step, reference.tolerance, reference.order[step],
         gradients=_pairs(reference, step, "gradient", _assemble(reference, holders("gradient"))),
         updates=_pairs(reference, step, "update", _assemble(reference, holders("after"))),
-        earlier=[reference.whole[at].gradients for at in range(step)], parted=parted, tied=truth.tied,
+        earlier=[reference.whole[at].gradients for at in range(step)], parted=parted, tied=parameters.tied,
         cut={part.name for parts in maps.parts.values() for part in parts.values() if part.is_cut},
         holders={name: len(parts) for name, parts in before.items()},
         together={name for name, parameter in _assemble(reference, holders("applied")).items() if not parameter.apart},

@@ -283,11 +283,11 @@ def _update_finding(comparison: StepComparison, pairs: Sequence[Pair], cause: st
 
 def printed_findings(comparison: StepComparison) -> list[Finding]:
     """Finds a printed loss that is a multiple of the right one while the differentiated loss is right."""
-    truth = comparison.reference_step
-    wanted = sum(truth.losses)
-    if not truth.printed or not wanted:
+    reference = comparison.reference_step
+    wanted = sum(reference.losses)
+    if not reference.printed or not wanted:
         return []
-    shown = truth.printed[-1] / wanted
+    shown = reference.printed[-1] / wanted
     together = sum(comparison.losses)
     mean = together / max(len(comparison.losses), 1)
     for rank, step in enumerate(comparison.steps):

@@ -21,13 +21,13 @@ def initial_findings(
 
     ``before``: the layout's parameters before the first step.
     """
-    truth, order = reference.whole[0].before, reference.order[0]
+    initial, order = reference.whole[0].before, reference.order[0]
     by_rank = [other.tensors(0, rank, "before") for rank in range(other.layout.ranks)]
     unknown = maps.unknown.keys() | {name for name, parameter in before.items() if not parameter.covered.all()}
     alike = [name for name in sorted(unknown) if _same_on_ranks(name, by_rank)]
     replicas = {name: parameter.apart for name, parameter in before.items() if parameter.apart}
     cause = "initial-parameters"
-    if names := _overwritten_names(truth, before):
+    if names := _overwritten_names(initial, before):
         why = (
             "no rank has them, and other ranks have the same ones twice: ranks that hold different parts of the model "
             "have been given one rank's values, as a wrapper does that broadcasts them from its first rank"
@@ -61,21 +61,21 @@ def initial_findings(
     modules = {
         piece.rpartition(".")[0] for rank, parts in maps.parts.items() for piece, part in parts.items()
         if part.name in names and piece in by_rank[rank]
-        and not torch.equal(part.cut_from(truth[part.name], tuple(by_rank[rank][piece].shape)), by_rank[rank][piece])
+        and not torch.equal(part.cut_from(initial[part.name], tuple(by_rank[rank][piece].shape)), by_rank[rank][piece])
     } or {name.rpartition(".")[0] for name in names}  # fmt: skip
     module = min(modules, key=lambda module: order.get(module, len(order)))  # which runs first
     return [Finding(other.layout.name, 1, "parameters", cause, why, parameters=tuple(names), module=module)]
 
 
-def _overwritten_names(truth: Mapping[str, torch.Tensor], before: Mapping[str, Assembled]) -> list[str]:
+def _overwritten_names(reference: Mapping[str, torch.Tensor], before: Mapping[str, Assembled]) -> list[str]:
     """Returns parameters that no rank holds though there are enough pieces: some have another's values.
 
     Of parameters of one kind and shape, as experts, there are as many pieces as the reference has, or more.
     """
-    kind = {name: (re.sub(r"\d+", "#", name), tuple(tensor.shape)) for name, tensor in truth.items()}
+    kind = {name: (re.sub(r"\d+", "#", name), tuple(tensor.shape)) for name, tensor in reference.items()}
     wanted = Counter(kind.values())
     pieces = Counter(kind[name] for name, parameter in before.items() for _ in parameter.holders)
-    missing = [name for name in truth if name not in before]
+    missing = [name for name in reference if name not in before]
     return sorted(name for name in missing if 1 < wanted[kind[name]] <= pieces[kind[name]])
 
 

@@ -57,23 +57,23 @@ def step_map(
     Args:
         alike: modules whose outputs are the reference's.
     """
-    truth, order = reference.whole[step], reference.order[step]
+    parameters, order = reference.whole[step], reference.order[step]
     parted = {output.module for output in comparison.parted} if comparison else set()
     outputs = dict.fromkeys(alike, EQUAL) | dict.fromkeys(parted, DIFFERENT)
     pairs = (comparison.gradients, comparison.updates) if comparison and not parted else ({}, {})
     wrong = wrong_gradients(comparison) if comparison and not parted else set()
     gradients = {
         name: _cell(pairs[0].get(name), name in wrong)
-        for name in truth.before
-        if name in truth.gradients or name in pairs[0] or name in wrong
+        for name in parameters.before
+        if name in parameters.gradients or name in pairs[0] or name in wrong
     }
     moved = {name for name, pair in pairs[1].items() if not pair.equal or pair.apart}
-    updates = {name: _cell(pairs[1].get(name), name in moved) for name in truth.before}
+    updates = {name: _cell(pairs[1].get(name), name in moved) for name in parameters.before}
     calls = [call for record in reference.run.records for call in record.steps[step].calls]
     kinds = {call.module: call.kind for call in calls}
     root = next((name for name in reversed(order) if kinds.get(name) == name), ROOT)  # the model is called by its class
     held: dict[str, list[str]] = {}
-    for name in truth.before:
+    for name in parameters.before:
         held.setdefault(name.rpartition(".")[0] or root, []).append(name)
     rows = []
     for module in tree([*order, *held], order, root):

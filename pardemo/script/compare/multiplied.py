@@ -22,7 +22,7 @@ MOST_RUNS = 6
 
 
 def counted_by_each_rank(
-    truth: Reference,
+    reference: Reference,
     other: Run,
     compared: LayoutComparison,
     case: UnexplainedGradients,
@@ -40,27 +40,27 @@ def counted_by_each_rank(
     """
     if options.sketched or case.loss_is_right:  # a bias that counts n times changes the loss
         return None
-    for names, number in _attempts(truth, other, compared):
+    for names, number in _attempts(reference, other, compared):
         multiplied = Multiplied(case.finding.step - 1, names, number)
         run = runs.run_layout(
-            truth.run.layout, replace(options, steps=case.finding.step, multiplied=multiplied), folder
+            reference.run.layout, replace(options, steps=case.finding.step, multiplied=multiplied), folder
         )
         try:
-            if not run.error and run.steps == case.finding.step and _is_the_layouts(truth, run, case):
+            if not run.error and run.steps == case.finding.step and _is_the_layouts(reference, run, case):
                 return case.finding.explained("counted-per-rank", _why(other, names, number), parameters=names)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     return None
 
 
-def _attempts(truth: Reference, other: Run, compared: LayoutComparison) -> Iterator[tuple[tuple[str, ...], int]]:
+def _attempts(reference: Reference, other: Run, compared: LayoutComparison) -> Iterator[tuple[tuple[str, ...], int]]:
     """Yields which parameters to multiply, and by what: those in no module that every rank has whole."""
     parts = [{part.name: part for part in rank_parts.values()} for rank_parts in compared.maps.parts.values()]
     bare = [
-        name for name in truth.whole[0].before
+        name for name in reference.whole[0].before
         if name.startswith("optimizer.") and all(name in held and not held[name].is_cut for held in parts)
     ]  # fmt: skip
-    together = tuple(name for name in bare if truth.whole[0].before[name].dim() == 1)
+    together = tuple(name for name in bare if reference.whole[0].before[name].dim() == 1)
     tried = list(dict.fromkeys([together, *((name,) for name in bare)])) if bare else []
     numbers = dict.fromkeys(size for key in _KEYS if (size := other.layout.sizes.get(key, 1)) > 1)
     attempts = [(names, number) for number in numbers for names in tried if names]
@@ -80,21 +80,21 @@ def _why(other: Run, names: tuple[str, ...], number: int) -> str:
     )
 
 
-def _is_the_layouts(truth: Reference, run: Run, case: UnexplainedGradients) -> bool:
+def _is_the_layouts(reference: Reference, run: Run, case: UnexplainedGradients) -> bool:
     """Whether a run of the reference has a layout's loss and wrong gradients, and all others as they were."""
     step = case.finding.step - 1
     losses = run.records[0].steps[step].losses
-    if not any(math.isclose(sum(losses), loss, rel_tol=truth.tolerance * 10) for loss in case.losses[1:]):
+    if not any(math.isclose(sum(losses), loss, rel_tol=reference.tolerance * 10) for loss in case.losses[1:]):
         return False
-    tried, wrong = Reference(run, truth.tolerance).whole[step].gradients, {pair.name: pair for pair in case.pairs}
-    wanted, scale = truth.whole[step].gradients, layer_scales(tried)
+    tried, wrong = Reference(run, reference.tolerance).whole[step].gradients, {pair.name: pair for pair in case.pairs}
+    wanted, scale = reference.whole[step].gradients, layer_scales(tried)
     if tried.keys() != wanted.keys():
         return False
     for name, gradient in tried.items():
         pair = wrong.get(name)
         candidate = wanted[name] if pair is None else pair.candidate
         covered = torch.ones_like(candidate, dtype=torch.bool) if pair is None else pair.covered
-        near = compare_pair(name, gradient, candidate, covered, scale[name], truth.tolerance * 10, [])
+        near = compare_pair(name, gradient, candidate, covered, scale[name], reference.tolerance * 10, [])
         if not near.equal:
             return False
     return True

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from pardemo.argument_checks import whole
+from pardemo.argument_checks import whole_number
 from pardemo.script.compare import across_layouts, replayed_inputs, run_layouts, runs
 from pardemo.script.compare.closeness import nearly_equal
 from pardemo.script.compare.comparison import LayoutComparison, compare_layout
@@ -29,7 +29,7 @@ IN_FULL = 50_000_000
 
 
 def compare_in_full(
-    truth: Reference, other: Run, compared: LayoutComparison, options: RunOptions, folder: Path
+    reference: Reference, other: Run, compared: LayoutComparison, options: RunOptions, folder: Path
 ) -> LayoutComparison:
     """Compares a layout again that was compared by sketches, with the differing parameters recorded in full.
 
@@ -38,7 +38,9 @@ def compare_in_full(
     """
     parted = [name for finding in compared.findings for name in finding.parameters]
     unknown, pieces = sorted(compared.maps.unknown), compared.maps.parameters_of_pieces()
-    sizes = runs.elements(truth.run) | {name: size for name, size in runs.elements(other).items() if name in unknown}
+    sizes = runs.elements(reference.run) | {
+        name: size for name, size in runs.elements(other).items() if name in unknown
+    }
     fused = [
         name for names in pieces.values() if len(names) > 1 and names.intersection(parted) for name in sorted(names)
     ]
@@ -50,12 +52,13 @@ def compare_in_full(
     steps = options.steps if compared.unmatched else max(finding.step for finding in compared.findings)
     options = replace(options, steps=steps, in_full=tuple(sorted(named)))
     again = [
-        runs.run_layout(run.layout, options, folder / name) for run, name in ((truth.run, "first"), (other, "second"))
+        runs.run_layout(run.layout, options, folder / name)
+        for run, name in ((reference.run, "first"), (other, "second"))
     ]
     try:
         if any(run.error or not run.steps for run in again):
             return compared
-        in_full = compare_layout(Reference(again[0], truth.tolerance, truth.noise), again[1])
+        in_full = compare_layout(Reference(again[0], reference.tolerance, reference.noise), again[1])
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if not in_full.findings and not chosen.issuperset(parted):  # what parts is past the budget
@@ -93,33 +96,33 @@ def prepare_reference(layout: RunLayout, options: RunOptions, folder: Path) -> t
     Raises:
         ProveError: it could not be run, took no step, does not train, or is not the same twice.
     """
-    reference, _, tolerance, options = run_twice(
+    run, _, tolerance, options = run_twice(
         lambda options, name: runs.run_layout(layout, options, folder / name), options
     )
-    truth = Reference(reference, tolerance)
-    _require_training(truth)
+    reference = Reference(run, tolerance)
+    _require_training(reference)
     # types of few bits that the script computes in or keeps parameters in
-    types = {name for record in reference.records for name in (*record.computed_in, *record.dtypes)}
+    types = {name for record in run.records for name in (*record.computed_in, *record.dtypes)}
     if short := sorted(types & SHORT.keys()):
         rounded = runs.run_layout(layout, replace(options, rounded=True), folder / "rounded")
         runs.require_steps(rounded)
-        truth.noise = noise_between(truth, rounded)
-    return truth, options, short
+        reference.noise = noise_between(reference, rounded)
+    return reference, options, short
 
 
 def _proof(layouts: Sequence[RunLayout], options: RunOptions, folder: Path) -> Proof:
-    truth, options, short = prepare_reference(layouts[0], options, folder)
-    reference = truth.run
-    steps = reference.steps
+    reference, options, short = prepare_reference(layouts[0], options, folder)
+    run = reference.run
+    steps = run.steps
     proof = Proof(
-        [LayoutResult(layouts[0], steps_run=steps, steps_compared=steps)], list(reference.records[0].notes),
-        asked=options.steps, parameters=len(truth.whole[0].before), tolerance=truth.tolerance, rounded=short,
+        [LayoutResult(layouts[0], steps_run=steps, steps_compared=steps)], list(run.records[0].notes),
+        asked=options.steps, parameters=len(reference.whole[0].before), tolerance=reference.tolerance, rounded=short,
         replayed=options.feeding is not None,
     )  # fmt: skip
     if options.sketched:
-        proof.notes.append(f"{sum(runs.elements(reference).values()):,} elements: parameters are compared by sketches")
+        proof.notes.append(f"{sum(runs.elements(run).values()):,} elements: parameters are compared by sketches")
     for number, layout in enumerate(layouts[1:], 1):
-        result, notes = _run_and_compare(truth, layout, options, folder / str(number))
+        result, notes = _run_and_compare(reference, layout, options, folder / str(number))
         proof.layouts.append(result)
         proof.notes += [note for note in notes if note not in proof.notes]
     across_layouts.explain_across([result for result in proof.layouts[1:] if not result.error])
@@ -129,13 +132,13 @@ def _proof(layouts: Sequence[RunLayout], options: RunOptions, folder: Path) -> P
 
 
 def _run_and_compare(
-    truth: Reference, layout: RunLayout, options: RunOptions, folder: Path
+    reference: Reference, layout: RunLayout, options: RunOptions, folder: Path
 ) -> tuple[LayoutResult, list[str]]:
     """Runs a layout and compares it with the reference; also returns notes about the comparison."""
     run = Run(layout)
     try:
         run = runs.run_layout(layout, options, folder)
-        compared = compare_run(truth, run, options, folder)
+        compared = compare_run(reference, run, options, folder)
     except ProveError as error:
         return LayoutResult(layout, str(error), error.details), replayed_inputs.replay_notes(run, options.steps)
     finally:
@@ -180,7 +183,7 @@ def _line_of(finding: Finding, ranks: Sequence[Sequence[Step]]) -> str:
     return site.removeprefix(inside)
 
 
-def compare_run(truth: Reference, other: Run, options: RunOptions, folder: Path) -> LayoutComparison:
+def compare_run(reference: Reference, other: Run, options: RunOptions, folder: Path) -> LayoutComparison:
     """Compares a layout's run with the reference.
 
     Raises:
@@ -191,13 +194,13 @@ def compare_run(truth: Reference, other: Run, options: RunOptions, folder: Path)
     if not other.steps:
         raise ProveError(f"{other.layout.name} took no step of an optimizer after a backward pass")
     require_hashed_samples(other)
-    compared = compare_layout(truth, other)
-    _require_same_draws(truth.run, other, compared)
-    compared.in_part = _partial_reason(truth.run, other)
+    compared = compare_layout(reference, other)
+    _require_same_draws(reference.run, other, compared)
+    compared.in_part = _partial_reason(reference.run, other)
     if options.sketched and (compared.findings or compared.unmatched):
-        compared = compare_in_full(truth, other, compared, options, folder / "full")
+        compared = compare_in_full(reference, other, compared, options, folder / "full")
     case = compared.left_open
-    if case and (explained := counted_by_each_rank(truth, other, compared, case, options, folder / "multiplied")):
+    if case and (explained := counted_by_each_rank(reference, other, compared, case, options, folder / "multiplied")):
         compared.findings = [explained if finding == case.finding else finding for finding in compared.findings]
         compared.left_open = None
     replayed_inputs.judge_replay(other, compared)
@@ -228,19 +231,19 @@ def _require_same_draws(reference: Run, other: Run, compared: LayoutComparison) 
         )
 
 
-def _require_training(truth: Reference) -> None:
+def _require_training(reference: Reference) -> None:
     """Raises an error where nothing has a gradient, or nothing changes: no layout could differ from it."""
-    gradients = [tensor for parameters in truth.whole for tensor in parameters.gradients.values()]
+    gradients = [tensor for parameters in reference.whole for tensor in parameters.gradients.values()]
     changed = any(
         not torch.equal(tensor, parameters.before[name])
-        for parameters in truth.whole for name, tensor in parameters.after.items() if name in parameters.before
+        for parameters in reference.whole for name, tensor in parameters.after.items() if name in parameters.before
     )  # fmt: skip
     why = "" if changed else "no parameter of its models changes in {}: is the learning rate 0, as in a warm-up?"
     if gradients and not any(bool(tensor.any()) for tensor in gradients):  # some engines show none
         why = "its gradients are zero in {}; look at what the loss is computed from"
     if why:
-        steps = count_text(truth.run.steps, "step")
-        raise ProveError(f"the reference, {truth.run.layout.name}, does not train: {why.format(steps)}")
+        steps = count_text(reference.run.steps, "step")
+        raise ProveError(f"the reference, {reference.run.layout.name}, does not train: {why.format(steps)}")
 
 
 def _partial_reason(reference: Run, other: Run) -> str:
@@ -334,5 +337,5 @@ def script(
         ProveError: the reference could not be run, took no step, or is not the same twice.
     """
     words = run_layouts.words_of(line) if isinstance(line, str) else list(line)
-    options = runs.RunOptions(steps=whole(steps, "steps"), double=double, timeout_s=timeout_s)
+    options = runs.RunOptions(steps=whole_number(steps, "steps"), double=double, timeout_s=timeout_s)
     return compare_layouts(run_layouts.from_texts(layouts, words), options)

@@ -88,22 +88,22 @@ def prove(
         ValueError: a batch that does not divide into a layout's ranks and micro-batches, or no batches.
         ProveError: the reference could not be run, or is not the same twice.
     """
-    wanted = run_layouts.for_function(layouts)
+    parsed = run_layouts.for_function(layouts)
     steps = len(batches) if steps is None else steps
     if not 1 <= steps <= len(batches):
         raise ValueError(f"{steps} steps need as many batches, and there are {len(batches)}")
     if shard is None:
         for number, batch in enumerate(batches):
-            for layout in wanted:
+            for layout in parsed:
                 _check_batch(batch, number, layout)
-    plain = wanted[0] if wanted[0].ranks == 1 else None
+    plain = parsed[0] if parsed[0].ranks == 1 else None
     training = Training(
         build, loss, list(batches[:steps]), parallelize, plain, optimizer, shard or part, double=double, seed=seed
     )
     options = runs.RunOptions(
         steps=steps, double=double, timeout_s=timeout_s, function=lambda layout: partial(training.train, layout)
     )
-    return compare_layouts(wanted, options)
+    return compare_layouts(parsed, options)
 
 
 def part(batch: Any, layout: RunLayout, rank: int) -> Any:

@@ -15,9 +15,9 @@ from safetensors import safe_open
 
 from pardemo.script.compare.parameter_map import Strip
 from pardemo.script.compare.run_layouts import RunLayout
-from pardemo.script.record.parameters import Multiplied, Wanted
+from pardemo.script.record.parameters import Multiplied, RecordSettings
 from pardemo.script.record.rank_record import OF_PARAMETERS, STATE, RankRecord, Tensors
-from pardemo.script.record.recorder import Recording, record_script
+from pardemo.script.record.recorder import RecordedScript, record_script
 from pardemo.script.runtime.launch_lines import Launch, read_launch
 from pardemo.script.runtime.runner import ScriptError, run_on_ranks, script_text
 
@@ -38,8 +38,8 @@ class Run:
     """The run of a layout: each rank's record. ``error``: why it could not be run.
 
     ``timed_out``: whether its time limit ended it; ``raised``: whether a rank raised or exited. ``strips``: by rank the
-    pieces that hold several of the reference's parameters and are read in strips. ``wanted``: steps to be compared; one
-    more may have been recorded.
+    pieces that hold several of the reference's parameters and are read in strips. ``steps_asked``: steps to be
+    compared; one more may have been recorded.
     """
 
     layout: RunLayout
@@ -47,14 +47,14 @@ class Run:
     error: str = ""
     details: str = ""
     strips: dict[int, dict[str, list[Strip]]] = field(default_factory=dict)
-    wanted: int = sys.maxsize
+    steps_asked: int = sys.maxsize
     timed_out: bool = False
     raised: bool = False
 
     @property
     def steps(self) -> int:
         """Number of steps that every rank has recorded, at most those to be compared."""
-        return min((min(len(record.steps), self.wanted) for record in self.records), default=0)
+        return min((min(len(record.steps), self.steps_asked) for record in self.records), default=0)
 
     def tensors(self, step: int, rank: int, kind: str) -> Tensors:
         """Reads a rank's tensors of a step, by name.
@@ -77,7 +77,7 @@ class Run:
     def since(self, step: int) -> "Run":
         """Returns the run without its first ``step`` steps."""
         records = [replace(record, steps=record.steps[step:]) for record in self.records]
-        return replace(self, records=records, wanted=self.wanted - step)
+        return replace(self, records=records, steps_asked=self.steps_asked - step)
 
     def _stored(self, step: int, rank: int, kind: str) -> Tensors:
         file = self.records[rank].steps[step].file
@@ -134,7 +134,9 @@ def run_layout(layout: RunLayout, options: RunOptions, folder: Path) -> Run:
     """Runs one layout and writes its tensors to ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     recorded = max(options.steps, 2)  # the second says what parameters are after the first
-    wanted = Wanted(recorded, str(folder), options.sketched, options.in_full, options.rounded, options.multiplied)
+    settings = RecordSettings(
+        recorded, str(folder), options.sketched, options.in_full, options.rounded, options.multiplied
+    )
     launch, text, function, name = Launch(""), "", None, "the training"
     if options.function is not None:
         function = options.function(layout)
@@ -143,17 +145,17 @@ def run_layout(layout: RunLayout, options: RunOptions, folder: Path) -> Run:
         name = os.path.basename(launch.script)
     follow = options.feeding(layout) if options.feeding is not None else options.follow
     left_s = max(options.until_s - time.monotonic(), 0.1)
-    asked = Recording(launch, os.getcwd(), wanted, options.double, function, follow)
+    task = RecordedScript(launch, os.getcwd(), settings, options.double, function, follow)
     try:
         records = run_on_ranks(
-            record_script, asked, text, name=name, ranks=layout.ranks, journals=str(folder),
+            record_script, task, text, name=name, ranks=layout.ranks, journals=str(folder),
             timeout_s=min(options.timeout_s, left_s),
         )  # fmt: skip
     except ScriptError as error:
         return Run(layout, [], str(error), error.details, timed_out=error.timed_out, raised=error.raised)
-    run = Run(layout, records, wanted=options.steps)
+    run = Run(layout, records, steps_asked=options.steps)
     if 1 < len(records[0].steps) <= options.steps and run.gathers_late():
-        run.wanted = len(records[0].steps) - 1  # of the last step nobody has seen what parameters are after it
+        run.steps_asked = len(records[0].steps) - 1  # of the last step nobody has seen what parameters are after it
     return run
 
 

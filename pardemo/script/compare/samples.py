@@ -119,7 +119,7 @@ def _is_multiple(samples: Counter[Any], wanted: Counter[Any]) -> bool:
 
 def _place_later_modules(step_pair: StepPair, samples: StepSamples) -> None:
     """Places rows of modules that ranks run after others as those of the module that got as many samples."""
-    truth = step_pair.reference_record.micro_batches
+    reference = step_pair.reference_record.micro_batches
     for rank, record in enumerate(step_pair.records):
         begin = -1
         for number, micro in enumerate(record.micro_batches):
@@ -127,8 +127,13 @@ def _place_later_modules(step_pair: StepPair, samples: StepSamples) -> None:
                 begin = number
             for row in range(len(micro.samples)) if micro.activations else ():
                 first = samples.positions.get((rank, begin, row))
-                at = first.micro_batch + number - begin if first else len(truth)
-                if first and at < len(truth) and truth[at].activations and first.row < len(truth[at].samples):
+                at = first.micro_batch + number - begin if first else len(reference)
+                if (
+                    first
+                    and at < len(reference)
+                    and reference[at].activations
+                    and first.row < len(reference[at].samples)
+                ):
                     samples.positions.setdefault((rank, number, row), replace(first, micro_batch=at))
 
 

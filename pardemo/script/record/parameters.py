@@ -28,7 +28,7 @@ class Multiplied(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RecordSettings:
     """Settings of a recording: how many steps, into which folder, and how much.
 
     ``sketched``: parameters as sketches, but those of ``in_full``. ``rounded``: what is in a short type is rounded
@@ -50,13 +50,13 @@ class Parameters:
         optimizers: all that the script has made. met: models that have run, by their ids.
     """
 
-    def __init__(self, sites: CallSites, current: CurrentStep, wanted: Wanted):
+    def __init__(self, sites: CallSites, current: CurrentStep, settings: RecordSettings):
         self.optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         self.met: dict[int, torch.nn.Module] = {}  # whose last step is over when the function that has them is, too
-        self._sites, self._current, self._wanted = sites, current, wanted
+        self._sites, self._current, self._settings = sites, current, settings
         self._after: dict[str, tuple[tuple[int, ...], str]] = {}  # behind the last step: shape and hash
         self._dtypes: dict[str, torch.dtype] = {}
-        self._multiplied = wanted.multiplied
+        self._multiplied = settings.multiplied
         self._ran: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # models that have run in this step
 
     def models(self) -> list[torch.nn.Module]:
@@ -104,17 +104,17 @@ class Parameters:
 
     def recorded(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Returns a copy of a parameter's tensor, or its sketch."""
-        if self._wanted.sketched and name not in self._wanted.in_full:
+        if self._settings.sketched and name not in self._settings.in_full:
             return rank_record.sketch_of(tensor)
         return _copied(tensor)
 
     def multiply(self, step: int) -> None:
         """Multiplies what is to be changed in this step, once."""
-        if (wanted := self._multiplied) is not None and wanted.step == step:
+        if (multiplied := self._multiplied) is not None and multiplied.step == step:
             self._multiplied = None
             for name, parameter in self._optimized():
-                if name in wanted.names:
-                    parameter.data.mul_(wanted.number)
+                if name in multiplied.names:
+                    parameter.data.mul_(multiplied.number)
 
     def note(self, when: str) -> None:
         """Records values and gradients ``before`` the step, values ``after`` it."""

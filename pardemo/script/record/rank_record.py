@@ -287,22 +287,22 @@ FIRST_INPUTS = ("input_ids", "inputs_embeds", "pixel_values", "tokens")
 _PLAIN = (torch.Tensor, np.ndarray, str, bool, int, float, type(None))
 
 
-def input_tensors(inputs: Any, given: Mapping[str, Any]) -> list[tuple[str, torch.Tensor]]:
+def input_tensors(inputs: Any, arguments: Mapping[str, Any]) -> list[tuple[str, torch.Tensor]]:
     """Returns a model's inputs with a first axis by name, the samples' first; also those in lists, dicts, dataclasses.
 
     Where there is none, lists of texts or numbers stand for it: a text as a hash of it.
     """
-    named = [*((f"input {number}", value) for number, value in enumerate(inputs)), *given.items()]
+    named = [*((f"input {number}", value) for number, value in enumerate(inputs)), *arguments.items()]
     leaves = [leaf for name, value in named for leaf in _input_leaves(name, value)]
     tensors = [(name, tensor) for name, value in leaves if (tensor := _as_tensor(value)) is not None]
     tensors = tensors or [(name, tensor) for name, value in leaves if (tensor := _list_as_tensor(value)) is not None]
-    known = {name: place for place, name in enumerate(FIRST_INPUTS)}
+    known = {name: index for index, name in enumerate(FIRST_INPUTS)}
     return sorted(tensors, key=lambda item: known.get(item[0], len(known)))
 
 
-def unseen_inputs(inputs: Any, given: Mapping[str, Any]) -> list[str]:
+def unseen_inputs(inputs: Any, arguments: Mapping[str, Any]) -> list[str]:
     """Returns kinds of objects among a model's inputs that nothing is known of."""
-    leaves = [leaf for value in (*inputs, *given.values()) for _, leaf in _input_leaves("", value)]
+    leaves = [leaf for value in (*inputs, *arguments.values()) for _, leaf in _input_leaves("", value)]
     return sorted({type(leaf).__name__ for leaf in leaves if not isinstance(leaf, _PLAIN)})
 
 

@@ -25,7 +25,7 @@ from pardemo.script.record.numbers import (
     unseeded_noted,
 )
 from pardemo.script.record.outputs import Outputs, is_shape_inference
-from pardemo.script.record.parameters import Parameters, Wanted, noting_optimizers
+from pardemo.script.record.parameters import Parameters, RecordSettings, noting_optimizers
 from pardemo.script.record.pieces import is_engine, parameter_names
 from pardemo.script.record.rank_record import (
     BACKWARD,
@@ -60,19 +60,19 @@ class Recorder(Hooks):
         fed: of each step what was replayed, of who feeds recorded inputs.
     """
 
-    def __init__(self, sites: CallSites, rank: int, wanted: Wanted):
+    def __init__(self, sites: CallSites, rank: int, settings: RecordSettings):
         super().__init__()
         self.sites, self.rank = sites, rank
         self.steps: list[Step] = []
         self.current = CurrentStep()
-        self.parameters = Parameters(sites, self.current, wanted)
+        self.parameters = Parameters(sites, self.current, settings)
         self.on_model: Callable[[], None] = lambda: None
         self.on_gradients: Callable[[], None] = lambda: None
         self.on_finish: Callable[[], None] = lambda: None
         self.fed: list[FedInputs] = []
-        self._wanted = wanted
+        self._settings = settings
         self._outputs = Outputs(sites, self.current, self._model_begins)
-        self._rounding = Rounding() if wanted.rounded else None
+        self._rounding = Rounding() if settings.rounded else None
         self._thread = threading.get_ident()
         self._optimizers: dict[str, None] = {}  # names of their classes, and of those that these are made of
         self._engines: set[type] = set()
@@ -80,8 +80,8 @@ class Recorder(Hooks):
 
     @property
     def complete(self) -> bool:
-        """Whether all steps that were wanted are over."""
-        return len(self.steps) >= self._wanted.steps
+        """Whether all steps that are to be recorded are over."""
+        return len(self.steps) >= self._settings.steps
 
     def __enter__(self) -> Self:
         module, optimizer, autocast = torch.nn.Module, torch.optim.Optimizer, torch.amp.autocast_mode.autocast
@@ -158,7 +158,7 @@ class Recorder(Hooks):
         if is_engine(module) and type(module) not in self._engines:
             self._follow_engine(type(module), self._deepspeed_step if is_deepspeed(module) else self._zero_step)
         step = self.current.step
-        if step.micro_batches and step.backwards and not self._wanted.sketched:
+        if step.micro_batches and step.backwards and not self._settings.sketched:
             self.parameters.note_accumulated()
 
     def _module_ends(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
@@ -314,7 +314,7 @@ class Recorder(Hooks):
         self.parameters.note("after")
         self.parameters.remember_after()
         step = self.current.step
-        step.file = os.path.join(self._wanted.folder, f"step{len(self.steps) + 1}.rank{self.rank}.safetensors")
+        step.file = os.path.join(self._settings.folder, f"step{len(self.steps) + 1}.rank{self.rank}.safetensors")
         save_file({name: tensor.contiguous() for name, tensor in self.current.tensors.items()}, step.file)
         self.steps.append(step)
         self.current.begin(Step())
@@ -337,7 +337,7 @@ class Recorder(Hooks):
             for name, part in root.named_modules()
             if isinstance(part, compat.NormBase)
         ]
-        steps = self.steps[: self._wanted.steps]
+        steps = self.steps[: self._settings.steps]
         return RankRecord(
             self.rank, ended, steps, notes, unseeded, dtypes, " ".join(self._optimizers), norms,
             computed_in=sorted(self._outputs.computed_in), fed=self.fed,
@@ -349,7 +349,7 @@ _LOSS = re.compile(r"\bloss\b[\"']?\s*[:=]?\s*([-+]?\d+\.?\d*(?:[eE][-+]?\d+)?)"
 
 
 @dataclass(frozen=True)
-class Recording:
+class RecordedScript:
     """A script to run: what a launcher would start, its path made absolute, or a function in its place.
 
     ``follow``: makes what follows more of it, of the :class:`Recorder`: a context manager.
@@ -357,21 +357,21 @@ class Recording:
 
     launch: Launch
     folder: str
-    wanted: Wanted
+    settings: RecordSettings
     double: bool = False
     function: Callable[[], Any] | None = None
     follow: Callable[[Recorder], contextlib.AbstractContextManager[Any]] | None = None
 
 
-def record_script(asked: Recording) -> RankRecord:
+def record_script(script: RecordedScript) -> RankRecord:
     """Runs the script on this rank until its steps are recorded."""
 
     def follow(rank: int, port: int, notes: list[str]) -> RankRecord:
         as_in_a_new_process()
         sites = CallSites()
-        recorder = Recorder(sites, rank, asked.wanted)
+        recorder = Recorder(sites, rank, script.settings)
         unseeded: list[str] = []
-        calls = Calls(sites, lambda: len(recorder.steps), os.path.join(asked.wanted.folder, f"rank{rank}"))
+        calls = Calls(sites, lambda: len(recorder.steps), os.path.join(script.settings.folder, f"rank{rank}"))
         followers: tuple[contextlib.AbstractContextManager[Any], ...] = (
             sites, recorder, calls, unseeded_noted(sites, unseeded), _losses_printed(recorder),
             draws_noted(sites, lambda: recorder.current.step.draws if recorder.steps else None),  # weights in the first
@@ -381,19 +381,19 @@ def record_script(asked: Recording) -> RankRecord:
         with contextlib.ExitStack() as stack:
             for follower in followers:
                 stack.enter_context(follower)
-            if asked.follow is not None:
-                stack.enter_context(asked.follow(recorder))
-            if asked.double:
+            if script.follow is not None:
+                stack.enter_context(script.follow(recorder))
+            if script.double:
                 stack.enter_context(in_double(notes))
-            ended = calls.to_the_end(lambda: _run_script(asked, recorder))
+            ended = calls.to_the_end(lambda: _run_script(script, recorder))
         made = recorder.record(ended, notes, unseeded)
         # links of our own are none of torch's collectives: a script that imports us may have them
-        made.alone = asked.function is None and not calls.list and not _imports_us(asked.launch)
+        made.alone = script.function is None and not calls.list and not _imports_us(script.launch)
         if dist.is_initialized():
             dist.destroy_process_group()  # a rank that waits for this one hears that it has gone
         return made
 
-    return job.in_job(asked.launch, asked.folder, follow)
+    return job.in_job(script.launch, script.folder, follow)
 
 
 def _imports_us(launch: Launch) -> bool:
@@ -404,14 +404,14 @@ def _imports_us(launch: Launch) -> bool:
         return "pardemo" in file.read()
 
 
-def _run_script(asked: Recording, recorder: Recorder) -> str:
+def _run_script(script: RecordedScript, recorder: Recorder) -> str:
     """The script to its end, or to the end of the steps that are recorded: how it ended."""
     try:
         ended = "end"
-        if asked.function is None:
-            ended = job.as_main(asked.launch)
+        if script.function is None:
+            ended = job.as_main(script.launch)
         else:
-            asked.function()
+            script.function()
     except Enough:
         ended = "enough"
     except (RuntimeError, ConnectionError, job.Exited):

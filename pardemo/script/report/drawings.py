@@ -84,18 +84,18 @@ def phase_name(phase: str) -> str:
     return "optimizer" if phase == "step" else phase
 
 
-def timeline(seen: Sequence[RankTrace]) -> str:
+def timeline(traces: Sequence[RankTrace]) -> str:
     """Draws a step on each rank: when collectives were under way, and when they waited for the last rank to begin."""
-    step = _median_step(seen)
-    begin = min(trace.cuts[step - 1].at_s for trace in seen)
-    long = max(trace.cuts[step].at_s for trace in seen) - begin or 1.0
-    row = 34 if len(seen) <= 16 else 28
-    label = width_of(f"rank {len(seen) - 1}", TEXT) + 12
-    bottom, right = row * len(seen) + 6, WIDE - 6
+    step = _median_step(traces)
+    begin = min(trace.cuts[step - 1].at_s for trace in traces)
+    long = max(trace.cuts[step].at_s for trace in traces) - begin or 1.0
+    row = 34 if len(traces) <= 16 else 28
+    label = width_of(f"rank {len(traces) - 1}", TEXT) + 12
+    bottom, right = row * len(traces) + 6, WIDE - 6
     canvas = Canvas(WIDE, bottom + 34)
     scale = (right - label) / long
-    last = last_begun(seen)
-    for number, rank in enumerate(seen):
+    last = last_begun(traces)
+    for number, rank in enumerate(traces):
         y, high = 4 + row * number, row - 10
         canvas.text(label - 10, y + high / 2, f"rank {rank.rank}", size=TEXT, anchor="end")
         since, until = rank.cuts[step - 1].at_s, rank.cuts[step].at_s
@@ -114,13 +114,13 @@ def timeline(seen: Sequence[RankTrace]) -> str:
         canvas.line([(x, bottom), (x, bottom + 6)])
         name = f"{tick:g} ms"
         canvas.text(min(x, right - width_of(name) / 2), bottom + 20, name, size=TEXT)
-    return canvas.svg(f"One step of {1e3 * long:.1f} ms on {len(seen)} ranks: when collectives were under way.")
+    return canvas.svg(f"One step of {1e3 * long:.1f} ms on {len(traces)} ranks: when collectives were under way.")
 
 
-def _median_step(seen: Sequence[RankTrace]) -> int:
+def _median_step(traces: Sequence[RankTrace]) -> int:
     """Returns the measured step whose length on rank 0 is the median."""
-    steps = range(WARM, min(len(trace.cuts) for trace in seen))
-    cuts = seen[0].cuts
+    steps = range(WARM, min(len(trace.cuts) for trace in traces))
+    cuts = traces[0].cuts
     long = {step: cuts[step].at_s - cuts[step - 1].at_s for step in steps}
     return min(steps, key=lambda step: abs(long[step] - statistics.median_low(long.values())))
 

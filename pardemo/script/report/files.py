@@ -40,32 +40,32 @@ def clear_reports(folder: Path) -> None:
         left.unlink()
 
 
-def write_report(folder: Path, measured: Summary, seen: Sequence[RankTrace], script: str) -> None:
+def write_report(folder: Path, summary: Summary, traces: Sequence[RankTrace], script: str) -> None:
     """Writes a page, a JSON summary, a CSV of collectives, a trace for Perfetto, and snapshots for torch's viewer."""
     texts = {
-        "page.html": sections.summary_page(measured, seen, script),
-        "summary.json": json.dumps(measured.as_json(), indent=1),
-        "trace.json": json.dumps({"traceEvents": events(seen)}),
+        "page.html": sections.summary_page(summary, traces, script),
+        "summary.json": json.dumps(summary.as_json(), indent=1),
+        "trace.json": json.dumps({"traceEvents": events(traces)}),
     }
     for name, content in texts.items():
         project.write_text(folder / name, content)
 
-    for trace in seen:
+    for trace in traces:
         snapshot.write_snapshot(folder / f"memory_rank{trace.rank}.pickle", trace.memory.blocks)
-    rows = [row | {"ranks": " ".join(map(str, row["ranks"]))} for row in measured.as_json()["collectives"]]
+    rows = [row | {"ranks": " ".join(map(str, row["ranks"]))} for row in summary.as_json()["collectives"]]
     project.write_csv(folder / "collectives.csv", COLUMNS, [[row[name] for name in COLUMNS] for row in rows])
 
 
-def events(seen: Sequence[RankTrace]) -> list[dict[str, Any]]:
+def events(traces: Sequence[RankTrace]) -> list[dict[str, Any]]:
     """Returns the measured steps as trace events: a process for each rank, its steps and collectives as rows.
 
     Calls of one collective on several ranks are joined by a flow, from the rank that came last to the others: what
     they waited for.
     """
-    zero_s = min(trace.cuts[WARM - 1].at_s for trace in seen)
+    zero_s = min(trace.cuts[WARM - 1].at_s for trace in traces)
     trace_events: list[dict[str, Any]] = []
     together: dict[tuple[str, tuple[int, ...], int], list[tuple[float, int, int]]] = {}
-    for trace in seen:
+    for trace in traces:
 
         def add(name: str, row: int, begin_s: float, end_s: float, rank: int = trace.rank, **fields: Any) -> None:
             span = {"ts": (begin_s - zero_s) * 1e6, "dur": max((end_s - begin_s) * 1e6, 0.1)}

@@ -14,7 +14,7 @@ from pardemo.script.step.group_kinds import GroupKind, groups_by_kind
 from pardemo.script.step.parallelism import Parallelism
 from pardemo.script.step.rank_trace import RankTrace
 from pardemo.script.step.script_memory import memory_timeline
-from pardemo.script.step.summary import Row, Summary, Times
+from pardemo.script.step.summary import CollectiveRow, Summary, Times
 from pardemo.script.words import count_text, first_of
 from pardemo.tables import amount
 from pardemo.world.errors import ranks_text
@@ -32,57 +32,57 @@ FILES = {
 }
 
 
-def summary_screen(measured: Summary, name: str) -> str:
+def summary_screen(summary: Summary, name: str) -> str:
     """Writes the report for a terminal: the findings last, where a reader looks. ``name``: the script's."""
-    findings, *rest = sections(measured)
-    return blocks.report_screen(summary_head(measured, name), [*rest, findings])
+    findings, *rest = sections(summary)
+    return blocks.report_screen(summary_head(summary, name), [*rest, findings])
 
 
-def summary_page(measured: Summary, seen: Sequence[RankTrace], name: str) -> str:
+def summary_page(summary: Summary, traces: Sequence[RankTrace], name: str) -> str:
     """Writes the report for a browser, with drawings of what each rank recorded. ``name``: the script's."""
     files: list[Line] = [[Marked("code", name), f" {content}"] for name, content in FILES.items()]
     beside = Section("files", "Beside this page", "", [Lines(files)])
     return blocks.report_page(
-        f"{name}, measured", f"{summary_head(measured, name)}.", [*sections(measured, seen), beside]
+        f"{name}, measured", f"{summary_head(summary, name)}.", [*sections(summary, traces), beside]
     )
 
 
-def sections(measured: Summary, seen: Sequence[RankTrace] = ()) -> list[Section]:
-    """Makes the parts of the report. ``seen``: each rank's trace, from which drawings of a step are made."""
-    notes = Section("notes", "What ran in another way", "", [Lines(measured.notes)])
+def sections(summary: Summary, traces: Sequence[RankTrace] = ()) -> list[Section]:
+    """Makes the parts of the report. ``traces``: each rank's, from which drawings of a step are made."""
+    notes = Section("notes", "What ran in another way", "", [Lines(summary.notes)])
     return [
-        _findings(measured), _running(measured), _bytes(measured), _memory(measured, seen), full_size(measured),
-        _time(measured, seen), _replayed(measured), notes,
+        _findings(summary), _running(summary), _bytes(summary), _memory(summary, traces), full_size(summary),
+        _time(summary, traces), _paced(summary), notes,
     ]  # fmt: skip
 
 
-def summary_head(measured: Summary, name: str) -> str:
+def summary_head(summary: Summary, name: str) -> str:
     """Says what ran, on how many ranks, and what was measured of it."""
-    m = measured.micro_batches
+    m = summary.micro_batches
     micro_batches = f"{m} micro-batches a step" if m > 1 else "one micro-batch a step"
-    if measured.closures > 1:
-        micro_batches += f", for which the optimizer calls its closure {measured.closures} times"
-    ended = "" if measured.ended == "enough" else "; the script ended by itself"
-    hosts = f" on {measured.hosts} nodes" if measured.hosts > 1 else ""
-    ranks = f"{count_text(measured.ranks, 'rank')}{hosts} ({measured.backend or 'no group'})"
-    steps = f"{count_text(measured.steps, 'step')} after three that warm up"
+    if summary.closures > 1:
+        micro_batches += f", for which the optimizer calls its closure {summary.closures} times"
+    ended = "" if summary.ended == "enough" else "; the script ended by itself"
+    hosts = f" on {summary.hosts} nodes" if summary.hosts > 1 else ""
+    ranks = f"{count_text(summary.ranks, 'rank')}{hosts} ({summary.backend or 'no group'})"
+    steps = f"{count_text(summary.steps, 'step')} after three that warm up"
     return f"{name} on {ranks}: the median of {steps}, {micro_batches}{ended}"
 
 
-def _findings(measured: Summary) -> Section:
+def _findings(summary: Summary) -> Section:
     """Lists findings, those about most bytes first."""
     lines: list[Line] = [
         [Marked("code", row.line or "–"), f": {row.what}", Marked("b", f"{amount(row.bytes)} a step" * bool(row.bytes))]
-        for row in sorted(measured.findings, key=lambda finding: -finding.bytes)
+        for row in sorted(summary.findings, key=lambda finding: -finding.bytes)
     ]
     return Section("findings", "Findings", "" if lines else "none", [Lines(lines)])
 
 
-def _running(measured: Summary) -> Section:
-    below: list[Block] = [Lines([*_model(measured), *parallelisms_text(measured)])]
-    kinds = groups_by_kind(measured.parallelism)
+def _running(summary: Summary) -> Section:
+    below: list[Block] = [Lines([*_model(summary), *parallelisms_text(summary)])]
+    kinds = groups_by_kind(summary.parallelism)
     if sum(len(kind.groups) for kind in kinds) > 1:  # then a table says more than a line
-        below += groups(kinds, measured.ranks, measured.hosts)
+        below += groups(kinds, summary.ranks, summary.hosts)
         below.append(blocks.note("Ranks with one letter are one group: they exchange what that parallelism sends."))
     return Section("running", "What is running", "", below)
 
@@ -105,9 +105,9 @@ def groups(kinds: Sequence[GroupKind], ranks: int, hosts: int = 1) -> list[Table
     return tables
 
 
-def _model(measured: Summary) -> list[str]:
+def _model(summary: Summary) -> list[str]:
     """Describes the model in a line, with a line each for what is frozen, tied, recomputed, or in another dtype."""
-    model = measured.model
+    model = summary.model
     dtypes = ", ".join(f"{count:,} {dtype}" for dtype, count in model["dtypes"].items())
     lines = [f"{', '.join(model['classes']) or 'no model seen'}: {dtypes or 'no'} parameters"]
     if model["frozen"]:
@@ -123,10 +123,10 @@ def _model(measured: Summary) -> list[str]:
     return lines
 
 
-def parallelisms_text(measured: Summary) -> list[str]:
+def parallelisms_text(summary: Summary) -> list[str]:
     """Writes a line for each parallelism: its ranks, what it cuts, and its size; equal groups share a line."""
     by_group: dict[tuple[str, tuple[int, ...]], list[Parallelism]] = {}
-    for parallelism in measured.parallelism:
+    for parallelism in summary.parallelism:
         by_group.setdefault((parallelism.kind, parallelism.ranks), []).append(parallelism)
     alike: dict[tuple[str, tuple[str, ...], int], list[tuple[int, ...]]] = {}
     for (kind, ranks), some in by_group.items():  # stages of a pipeline: one group has several
@@ -140,31 +140,31 @@ def parallelisms_text(measured: Summary) -> list[str]:
             sizes = sorted({len(ranks) for ranks in some_ranks})
             over = f"{len(some_ranks)} groups of {' or '.join(map(str, sizes))} ranks"
         lines.append(f"{kind} over {over}: {first_of(wraps, 4)}" + (f"; {amount(size)}" if size else ""))
-    return lines or [_by_hand(measured) or "no parallelism recognised"]
+    return lines or [_by_hand(summary) or "no parallelism recognised"]
 
 
-def _by_hand(measured: Summary) -> str:
+def _by_hand(summary: Summary) -> str:
     """Describes data parallelism that the script does itself, recognised by its bytes; empty without any."""
-    for row in measured.collectives:
+    for row in summary.collectives:
         if row.why in BY_HAND:
             site = f" at {row.line}" if row.line else ""
             return f"{BY_HAND[row.why]} over {ranks_text(list(row.ranks))}, by the script itself{site}"
     return ""
 
 
-def _bytes(measured: Summary) -> Section:
+def _bytes(summary: Summary) -> Section:
     """Lists what rank 0 sends by algorithms that send least; beside it the kernel's count, where there is one."""
-    lead = f"rank 0 sends {amount(measured.sent_bytes[0])} by algorithms that send the least"
-    if measured.wire_bytes is not None:
-        lead += f"; the kernel counted {amount(measured.wire_bytes[0])}, {measured.backend}'s own algorithms make "
-        lead += amount(measured.gloo_bytes[0])
+    lead = f"rank 0 sends {amount(summary.sent_bytes[0])} by algorithms that send the least"
+    if summary.wire_bytes is not None:
+        lead += f"; the kernel counted {amount(summary.wire_bytes[0])}, {summary.backend}'s own algorithms make "
+        lead += amount(summary.gloo_bytes[0])
     columns = ("collective", "ranks", "calls", "sent", "formula", "line", "module", "what")
-    return Section("bytes", "Bytes a step", lead, [Table(columns, _collectives(measured), most=ROWS)])
+    return Section("bytes", "Bytes a step", lead, [Table(columns, _collectives(summary), most=ROWS)])
 
 
-def _merge_numbered(rows: list[Row]) -> list[Row]:
+def _merge_numbered(rows: list[CollectiveRow]) -> list[CollectiveRow]:
     """Merges rows of modules whose names differ in a number alone, as ``layers.*``."""
-    together: dict[tuple, list[Row]] = {}
+    together: dict[tuple, list[CollectiveRow]] = {}
     for row in rows:
         form = re.sub(r"\d+", "*", row.module), re.sub(r"\d+", "*", row.why)
         together.setdefault((row.kind, row.ranks, row.line, row.site.phase, row.dtype, *form), []).append(row)
@@ -181,10 +181,10 @@ def _merge_numbered(rows: list[Row]) -> list[Row]:
     return sorted(merged_rows, key=lambda row: -row.bytes)
 
 
-def _collectives(measured: Summary) -> list[Sequence[Line]]:
+def _collectives(summary: Summary) -> list[Sequence[Line]]:
     """Makes the table of collectives; groups that do the same share a row."""
     together: dict[tuple[str, ...], list[str]] = {}
-    for row in _merge_numbered(measured.collectives):
+    for row in _merge_numbered(summary.collectives):
         ranks = " → ".join(map(str, row.ranks)) if row.kind == "send" else ranks_text(list(row.ranks)).partition(" ")[2]
         expected = "" if row.expected_bytes is None else amount(row.expected_bytes)
         most = "" if row.rank is None or row.site.objects else f"rank {row.rank} sends most"
@@ -197,8 +197,8 @@ def _collectives(measured: Summary) -> list[Sequence[Line]]:
     ]
 
 
-def _memory(measured: Summary, seen: Sequence[RankTrace]) -> Section:
-    memory = measured.memory
+def _memory(summary: Summary, traces: Sequence[RankTrace]) -> Section:
+    memory = summary.memory
     kinds = ", ".join(f"{kind} {amount(n)}" for kind, n in memory["kinds"].items() if n)
     lead = f"rank {memory['rank']} holds {amount(memory['peak_bytes'])} at the peak, at {memory['line']}: {kinds}"
     rows: list[Sequence[Line]] = [
@@ -209,9 +209,9 @@ def _memory(measured: Summary, seen: Sequence[RankTrace]) -> Section:
         for tensor in memory["largest"]
     ]  # fmt: skip
     largest = Table(("largest", "kind", "shape", "line", "module"), rows)
-    if not seen:
+    if not traces:
         return Section("memory", "Memory", lead, [largest])
-    fullest, *others = sorted(seen, key=lambda trace: trace.rank != memory["rank"])
+    fullest, *others = sorted(traces, key=lambda trace: trace.rank != memory["rank"])
     below: list[Block] = [blocks.note("The second step, allocation by allocation:"), _course(fullest), largest]
     if others:
         peaks = "; ".join(f"rank {other.rank} {amount(other.memory.peak_bytes)}" for other in others)
@@ -236,9 +236,9 @@ def _course(trace: RankTrace, title: str = "") -> Block:
     return Chart(drawings.memory(over_time, trace.memory.line), {"at the peak": held, "below": phases}, title)
 
 
-def full_size(measured: Summary) -> Section:
+def full_size(summary: Summary) -> Section:
     """Lists planned and measured bytes by kind, and what was taken over and assumed; empty without a question."""
-    full, heading = measured.memory.get("full_size"), "At full size"
+    full, heading = summary.memory.get("full_size"), "At full size"
     if full is None:
         return Section("full-size", heading)
     subject = f"with {full['model']} on {full['gpus']:,} GPU{'s' * (full['gpus'] != 1)}"
@@ -262,38 +262,38 @@ def _full_size_rows(full: dict[str, Any]) -> list[tuple[str, str, str, str]]:
     return rows
 
 
-def _time(measured: Summary, seen: Sequence[RankTrace]) -> Section:
-    whose = "the threads that give the GPUs their work" if "nccl" in measured.backend else "this machine's processes"
-    below = [*_times(measured.time, 1), blocks.note("Other: reading files, sleeping, other work on the core.")]
-    if seen:
+def _time(summary: Summary, traces: Sequence[RankTrace]) -> Section:
+    whose = "the threads that give the GPUs their work" if "nccl" in summary.backend else "this machine's processes"
+    below = [*_times(summary.time, 1), blocks.note("Other: reading files, sleeping, other work on the core.")]
+    if traces:
         key = {
             "no collective under way": drawings.SPENT["compute_s"],
             "a collective under way": drawings.SPENT["exposed_s"],
             "a collective that waits for its last rank": drawings.SPENT["idle_s"],
         }
-        below.append(Chart(drawings.timeline(seen), {"": key}, "One step on each rank"))
+        below.append(Chart(drawings.timeline(traces), {"": key}, "One step on each rank"))
     return Section("time", "Time", f"milliseconds of {whose}, in the median step", below)
 
 
-def _replayed(measured: Summary) -> Section:
+def _paced(summary: Summary) -> Section:
     """Describes the step on other devices, or by arithmetic next to padded layers; empty without one."""
-    replayed = measured.replayed
-    if replayed is None:
+    paced = summary.paced
+    if paced is None:
         return Section("paced", "")
-    ran = max(rank_times.step_s for rank_times in measured.time)
-    reckoned, alone, ran_ms = (f"{1e3 * seconds:,.2f}" for seconds in (replayed.step_s, replayed.alone_s, ran))
-    if replayed.layer_s:
+    ran = max(rank_times.step_s for rank_times in summary.time)
+    reckoned, alone, ran_ms = (f"{1e3 * seconds:,.2f}" for seconds in (paced.step_s, paced.alone_s, ran))
+    if paced.layer_s:
         lead = (
-            f"each takes {1e3 * replayed.layer_s:g} ms forward and twice that backward; by arithmetic, with all else "
+            f"each takes {1e3 * paced.layer_s:g} ms forward and twice that backward; by arithmetic, with all else "
             f"at no cost and these links, a step is {reckoned} ms, and {alone} without communication; it took {ran_ms}"
         )
-        return Section("paced", "Layers that wait", lead, _times(replayed.time, 2, "nothing"))
+        return Section("paced", "Layers that wait", lead, _times(paced.time, 2, "nothing"))
     lead = (
         "reckoned, not run: this step's operations at the planner's rates, its collectives as nccl sends them, "
-        f"{replayed.links}: {reckoned} ms, and {alone} without communication"
+        f"{paced.links}: {reckoned} ms, and {alone} without communication"
     )
-    assumed = Lines([f"assumed: {line}" for line in replayed.assumed])
-    return Section("paced", f"On {replayed.on}", lead, [*_times(replayed.time, 2, "launches"), assumed])
+    assumed = Lines([f"assumed: {line}" for line in paced.assumed])
+    return Section("paced", f"On {paced.on}", lead, [*_times(paced.time, 2, "launches"), assumed])
 
 
 def _times(times: Sequence[Times], digits: int, other: str = "other") -> list[Block]:

@@ -363,22 +363,22 @@ def _states(resumed: ResumedRun) -> None:
     """Adds findings about optimizers' states and what the script keeps outside of the optimizers."""
     keys = {key for rank in resumed.ranks for key in resumed.reference.keys(resumed.last_step, rank)}
     keys |= {key for rank in range(resumed.run.layout.ranks) for key in resumed.run.keys(0, rank)}
-    truth = Reference(resumed.reference.since(resumed.last_step), resumed.tolerance) if resumed.compared else None
+    reference = Reference(resumed.reference.since(resumed.last_step), resumed.tolerance) if resumed.compared else None
     for kind in sorted({key.split("/", 1)[0] for key in keys if key.startswith(STATE)}):
         untracked = kind in (STATE + KEPT, STATE + COPIES)
-        if truth is None or resumed.compared is None:
+        if reference is None or resumed.compared is None:
             theirs, ours = resumed.tensors(kind)
         elif untracked:  # which all ranks have alike; what is in shards nobody can put together
             ours = [resumed.run.tensors(0, 0, kind)]
             wanted = resumed.reference.tensors(resumed.last_step, 0, kind).items()
             theirs = [{k: v for k, v in wanted if v.is_floating_point() and ours[0].get(k, v).shape == v.shape}]
         else:
-            in_whole, parts = _states_in_whole(truth, resumed.run, resumed.compared.maps, kind)
+            in_whole, parts = _states_in_whole(reference, resumed.run, resumed.compared.maps, kind)
             resumed.states |= bool(parts)
             if not parts and any(key.startswith(f"{kind}/") for key in resumed.run.keys(0, 0)):
                 continue  # they are there, and kept in a form that says not whose they are
             theirs, ours = [in_whole], [parts]
-        steps: Steps = partial(_states_by_step, resumed, kind) if truth is None else tuple
+        steps: Steps = partial(_states_by_step, resumed, kind) if reference is None else tuple
         exact, names_by_reason = compare_states(kind, theirs, ours, steps, resumed.last_step, resumed.tolerance)
         resumed.exact &= exact
         for why, names in names_by_reason.items():
@@ -393,12 +393,12 @@ def _states_by_step(resumed: ResumedRun, kind: str) -> Iterator[tuple[int, list[
         yield step, [resumed.reference.tensors(step, rank, kind) for rank in resumed.ranks]
 
 
-def _states_in_whole(truth: Reference, resumed: Run, maps: ParameterMap, kind: str) -> tuple[Tensors, Tensors]:
+def _states_in_whole(reference: Reference, resumed: Run, maps: ParameterMap, kind: str) -> tuple[Tensors, Tensors]:
     """Returns states of a kind, the undisturbed run's and the resumed one's, put together from all ranks' parts."""
     holders = holders_of(resumed, 0, kind, maps)
     theirs, ours = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
-    for parameter, tensor in truth.in_whole(0, kind).items():
-        before = truth.whole[0].before.get(parameter)
+    for parameter, tensor in reference.in_whole(0, kind).items():
+        before = reference.whole[0].before.get(parameter)
         if before is None or (tensor.dim() and tensor.shape != before.shape):
             continue  # as Adafactor's sums of rows and columns: how these are cut nothing says
         some = holders.get(parameter, [])

@@ -65,7 +65,7 @@ def script_text(launch: Launch, folder: str) -> tuple[Launch, str]:
 
 def run_on_ranks(
     function: Callable[[Any], Any],
-    asked: Any,
+    task: Any,
     text: str,
     *,
     name: str,
@@ -74,7 +74,7 @@ def run_on_ranks(
     timeout_s: float,
     cluster: Cluster | None = None,
 ) -> list[Any]:
-    """Runs ``function(asked)`` on so many warm ranks, which have loaded what the script imports; returns the results.
+    """Runs ``function(task)`` on so many warm ranks, which have loaded what the script imports; returns the results.
 
     Args:
         text: the script's. name: what it is called in errors. journals: the folder of the ranks' logs, by which they
@@ -88,7 +88,7 @@ def run_on_ranks(
     watch = DeadlockWatch(world, journals)
     try:
         with world, watch:
-            return world.run(function, asked)
+            return world.run(function, task)
     except RankError as error:
         failure = script_error(name, error, journal.read_logs(journals), watch.until_s or time.monotonic())
         failure.timed_out = isinstance(error, RankTimeout) and error.timeout_s >= timeout_s

@@ -171,9 +171,9 @@ def with_changed_arguments(real: Callable, change: Callable[[dict[str, Any]], No
 
     @functools.wraps(real)
     def call(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs)
-        change(given.arguments)
-        return real(*given.args, **given.kwargs)
+        bound = signature.bind(*args, **kwargs)
+        change(bound.arguments)
+        return real(*bound.args, **bound.kwargs)
 
     return call
 
@@ -298,10 +298,10 @@ def cuda_replacements(mode: StandInState) -> Iterator[tuple[Any, Any]]:
 def torch_replacements(mode: StandInState) -> Iterator[tuple[Any, Any]]:
     """Returns the replacements of torch itself."""
 
-    def to_cpu(given: dict[str, Any]) -> None:
-        location = given.get("map_location")
+    def to_cpu(arguments: dict[str, Any]) -> None:
+        location = arguments.get("map_location")
         if isinstance(location, dict) or location is None or is_cuda(location):
-            given["map_location"] = CPU
+            arguments["map_location"] = CPU
 
     def cpus(real: Callable) -> Callable:
         return lambda device="cuda": real("cpu" if device == "cuda" and on_cpu() else device)

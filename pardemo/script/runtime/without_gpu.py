@@ -214,17 +214,19 @@ class _CpuForCuda(TorchFunctionMode):
 def _distributed_replacements(mode: _CpuForCuda) -> Iterator[tuple[Any, Any]]:
     """Returns the replacements of torch.distributed."""
 
-    def to_gloo(given: dict[str, Any]) -> None:
-        if given.get("backend") is None or "nccl" in given["backend"].lower():
+    def to_gloo(arguments: dict[str, Any]) -> None:
+        if arguments.get("backend") is None or "nccl" in arguments["backend"].lower():
             mode.note("nccl")
-            given["backend"] = "gloo"
-        for name in {"device_id", "pg_options"} & set(given):
-            del given[name]
+            arguments["backend"] = "gloo"
+        for name in {"device_id", "pg_options"} & set(arguments):
+            del arguments[name]
 
     yield dist.init_process_group, with_changed_arguments(dist.init_process_group, to_gloo)
     yield (
         dist.new_group,
-        with_changed_arguments(dist.new_group, lambda given: to_gloo(given) if given.get("backend") else None),
+        with_changed_arguments(
+            dist.new_group, lambda arguments: to_gloo(arguments) if arguments.get("backend") else None
+        ),
     )
     backend = dist.get_default_backend_for_device
     yield backend, answering_scripts(backend, lambda device: "nccl" if is_cuda(device) else backend(device))
@@ -237,33 +239,33 @@ def _class_replacements(mode: _CpuForCuda) -> Iterator[tuple[Any, str, Any]]:
 
     note = mode.note
 
-    def autocast(given: dict[str, Any]) -> None:
-        if given["device_type"] == "cuda":
-            given["device_type"] = "cpu"
-            if given.get("dtype") is None:
-                given["dtype"] = torch.get_autocast_dtype("cuda")  # the CPU's own default is another
-            if given.get("enabled", True):
+    def autocast(arguments: dict[str, Any]) -> None:
+        if arguments["device_type"] == "cuda":
+            arguments["device_type"] = "cpu"
+            if arguments.get("dtype") is None:
+                arguments["dtype"] = torch.get_autocast_dtype("cuda")  # the CPU's own default is another
+            if arguments.get("enabled", True):
                 note("autocast")
 
-    def scaler(given: dict[str, Any]) -> None:
-        given["device"] = "cpu" if is_cuda(given.get("device", "cuda")) else given["device"]
+    def scaler(arguments: dict[str, Any]) -> None:
+        arguments["device"] = "cpu" if is_cuda(arguments.get("device", "cuda")) else arguments["device"]
 
-    def wrapper(given: dict[str, Any]) -> None:
-        for name in {"device_ids", "output_device"} & set(given):
-            del given[name]
+    def wrapper(arguments: dict[str, Any]) -> None:
+        for name in {"device_ids", "output_device"} & set(arguments):
+            del arguments[name]
 
-    def fsdp1(given: dict[str, Any]) -> None:
-        given["device_id"] = CPU
+    def fsdp1(arguments: dict[str, Any]) -> None:
+        arguments["device_id"] = CPU
 
-    def mesh(given: dict[str, Any]) -> None:
-        if given["device_type"] == "cuda":
+    def mesh(arguments: dict[str, Any]) -> None:
+        if arguments["device_type"] == "cuda":
             note("nccl")  # of its groups, unless the script has made one of gloo
-            given["device_type"] = "cpu"
+            arguments["device_type"] = "cpu"
 
-    def loader(given: dict[str, Any]) -> None:
-        if given.pop("pin_memory", False):
+    def loader(arguments: dict[str, Any]) -> None:
+        if arguments.pop("pin_memory", False):
             note("pin_memory")
-        given.pop("pin_memory_device", None)
+        arguments.pop("pin_memory_device", None)
 
     add = torch.optim.Optimizer.add_param_group
 
@@ -281,7 +283,7 @@ def _class_replacements(mode: _CpuForCuda) -> Iterator[tuple[Any, str, Any]]:
             if not isinstance(new.get("lr"), torch.Tensor) and all(kind.__name__ == "DTensor" for kind in kinds):
                 new["foreach"] = True
 
-    def refuse(given: dict[str, Any]) -> None:
+    def refuse(arguments: dict[str, Any]) -> None:
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise NeedsGpu("DataParallel cuts one process's batch over many GPUs: choose DistributedDataParallel")
 

@@ -17,7 +17,7 @@ from pardemo.script.step.parallelism import (
     ZeroOptions,
 )
 from pardemo.script.step.shapes import REPLICATED, ExpectedTraffic
-from pardemo.script.step.summary import Row, StepFinding, Summary
+from pardemo.script.step.summary import CollectiveRow, StepFinding, Summary
 from pardemo.script.words import first_of
 from pardemo.tables import amount
 
@@ -36,23 +36,23 @@ _GATHERED = "as many bytes as all parameters, of which each rank has updated its
 BY_HAND = {_SUMMED: "data parallel", _SCATTERED: "data parallel with a sharded optimizer"}
 
 
-def rows_of(measured: Summary, kinds: Iterable[str], ranks: tuple[int, ...]) -> list[Row]:
+def rows_of(summary: Summary, kinds: Iterable[str], ranks: tuple[int, ...]) -> list[CollectiveRow]:
     """Returns a group's rows of these kinds, without those of an evaluation, which no formula covers."""
-    of_group = [row for row in measured.collectives if row.kind in kinds and row.ranks == ranks]
+    of_group = [row for row in summary.collectives if row.kind in kinds and row.ranks == ranks]
     return [row for row in of_group if row.site.phase != "evaluation"]
 
 
-def low_precision(measured: Summary) -> str:
+def low_precision(summary: Summary) -> str:
     """Returns the 16-bit dtype in which autocast computes, if one does."""
-    return next((dtype for dtype in measured.model["computed_in"] if dtype in ("bfloat16", "float16")), "")
+    return next((dtype for dtype in summary.model["computed_in"] if dtype in ("bfloat16", "float16")), "")
 
 
-def bytes_of(rows: Iterable[Row]) -> float:
+def bytes_of(rows: Iterable[CollectiveRow]) -> float:
     """Returns the bytes that rows send together."""
     return sum(row.bytes for row in rows)
 
 
-def share_expected(rows: list[Row], expected: float, why: str = "") -> None:
+def share_expected(rows: list[CollectiveRow], expected: float, why: str = "") -> None:
     """Divides a formula's bytes over rows in proportion to what each sent, and says what they are."""
     sent = bytes_of(rows)
     for row in rows:
@@ -61,7 +61,7 @@ def share_expected(rows: list[Row], expected: float, why: str = "") -> None:
 
 
 def expect_together(
-    rows: list[Row], expected: float, why: str, name: str = "", reason: str = ""
+    rows: list[CollectiveRow], expected: float, why: str, name: str = "", reason: str = ""
 ) -> Iterator[StepFinding]:
     """Compares what several rows sent together with a formula; adds a finding where they differ."""
     share_expected(rows, expected, why)
@@ -71,13 +71,13 @@ def expect_together(
         yield StepFinding(f"{named}: {reason}" if reason else named, rows[0].line, max(sent - expected, 0.0))
 
 
-def ddp(measured: Summary, parallelism: Parallelism) -> Iterator[StepFinding]:
+def ddp(summary: Summary, parallelism: Parallelism) -> Iterator[StepFinding]:
     """Expects of DDP 2S(N−1)/N a step, whatever the number of micro-batches, for each evaluation of a closure."""
-    n, m, options = len(parallelism.ranks), measured.micro_batches, parallelism.options
+    n, m, options = len(parallelism.ranks), summary.micro_batches, parallelism.options
     total = sum(parallelism.unit_bytes.values())
-    once = ring_all_reduce(total, n).sent * measured.closures
+    once = ring_all_reduce(total, n).sent * summary.closures
     rows = []
-    for row in rows_of(measured, ["all-reduce"], parallelism.ranks):
+    for row in rows_of(summary, ["all-reduce"], parallelism.ranks):
         if row.site.phase == "backward" and row.dtype == "int32":
             row.why = "which parameters were used, for find_unused_parameters"
         elif row.site.phase == "backward":
@@ -93,7 +93,7 @@ def ddp(measured: Summary, parallelism: Parallelism) -> Iterator[StepFinding]:
             f"gradients are summed after each of {m} micro-batches, {amount(sent)} a step where once would be "
             f"{amount(once)}: run all but the last forward and backward in `with model.no_sync():`", line, sent - once,
         )  # fmt: skip
-    low = low_precision(measured)
+    low = low_precision(summary)
     if low and any(row.dtype == "float32" for row in rows):
         hook = "bf16_compress_hook" if low == "bfloat16" else "fp16_compress_hook"
         yield StepFinding(
@@ -127,12 +127,12 @@ def _buckets_text(options: ParallelismOptions) -> str:
     return f": {first_of(texts, 3, more=' and {} more buckets')}" if texts else ""
 
 
-def fsdp2(measured: Summary, fsdp: Parallelism) -> Iterator[StepFinding]:
+def fsdp2(summary: Summary, fsdp: Parallelism) -> Iterator[StepFinding]:
     """Expects of FSDP2 that a unit of P bytes is gathered forward, again backward if it was freed, and summed once."""
     options = fsdp.options
     assert isinstance(options, Fsdp2Options)
-    n, m, units, gradients = len(fsdp.ranks), measured.micro_batches, fsdp.unit_bytes, options.gradient_bytes
-    gathers = [row for row in rows_of(measured, ["all-gather"], fsdp.ranks) if row.module in units]
+    n, m, units, gradients = len(fsdp.ranks), summary.micro_batches, fsdp.unit_bytes, options.gradient_bytes
+    gathers = [row for row in rows_of(summary, ["all-gather"], fsdp.ranks) if row.module in units]
     for unit, backward in dict.fromkeys((row.module, row.site.phase == "backward") for row in gathers):
         rows = [row for row in gathers if (row.module, row.site.phase == "backward") == (unit, backward)]
         wanted = 0 if backward and not options.reshard_after_forward[unit] else m
@@ -148,8 +148,8 @@ def fsdp2(measured: Summary, fsdp: Parallelism) -> Iterator[StepFinding]:
                 f"{_gathered_again(options, unit, backward, calls / m, m, rows)}", rows[0].line,
                 bytes_of(rows) - sum(row.expected_bytes or 0 for row in rows),
             )  # fmt: skip
-    _explain_other_gathers(measured, fsdp, options.shapes)
-    scatters = rows_of(measured, ["reduce-scatter"], fsdp.ranks)
+    _explain_other_gathers(summary, fsdp, options.shapes)
+    scatters = rows_of(summary, ["reduce-scatter"], fsdp.ranks)
     for unit in dict.fromkeys(row.module for row in scatters if row.module in units):
         rows = [row for row in scatters if row.module == unit]  # parts of a unit may go by themselves
         once = ring_half(gradients[unit], n).sent
@@ -162,20 +162,22 @@ def fsdp2(measured: Summary, fsdp: Parallelism) -> Iterator[StepFinding]:
             "micro-batches send less; set_reshard_after_backward(False) keeps them gathered until the last",
             line, sent * (m - 1) / m,
         )  # fmt: skip
-    low = low_precision(measured)
+    low = low_precision(summary)
     if low and "float32" in options.gathered_in:
         yield StepFinding(
             f"parameters are gathered as float32 though the forward is computed in {low}: "
             f"MixedPrecisionPolicy(param_dtype=torch.{low}) gathers half", line, sent / 2,
         )  # fmt: skip
     for replicas in options.replicas:
-        for row in rows_of(measured, ["all-reduce"], replicas):
+        for row in rows_of(summary, ["all-reduce"], replicas):
             if row.site.phase == "backward" and row.module in units:
                 row.expected_bytes = ring_all_reduce(gradients[row.module] / n, len(replicas)).sent * m
                 row.why = f"shards of gradients of {row.module}, summed over the replicas"
 
 
-def _gathered_again(options: Fsdp2Options, unit: str, backward: bool, calls: float, m: int, rows: list[Row]) -> str:
+def _gathered_again(
+    options: Fsdp2Options, unit: str, backward: bool, calls: float, m: int, rows: list[CollectiveRow]
+) -> str:
     """Says why a unit is gathered more often than once; empty where that is not known."""
     runs = options.runs.get(unit, 0) / m
     if any(row.site.phase == "between" for row in rows):
@@ -188,9 +190,9 @@ def _gathered_again(options: Fsdp2Options, unit: str, backward: bool, calls: flo
     return f": it runs {runs:g} times, and is given back after each (reshard_after_forward); {advice}"
 
 
-def _explain_other_gathers(measured: Summary, fsdp: Parallelism, parameters: dict[str, list[int]]) -> None:
+def _explain_other_gathers(summary: Summary, fsdp: Parallelism, parameters: dict[str, list[int]]) -> None:
     """Explains gathers of a weight that is in no unit: torch gathers what is used while it is sharded."""
-    for row in rows_of(measured, ["all-gather"], fsdp.ranks):
+    for row in rows_of(summary, ["all-gather"], fsdp.ranks):
         shapes = [list(shape) for shape in row.shapes if len(shape) > 1]
         alike = [name for name, shape in parameters.items() if shape in shapes]
         if alike and not row.why and row.module not in fsdp.unit_bytes and row.site.phase in ("forward", "backward"):
@@ -200,11 +202,11 @@ def _explain_other_gathers(measured: Summary, fsdp: Parallelism, parameters: dic
             )
 
 
-def fsdp1(measured: Summary, fsdp: Parallelism) -> Iterator[StepFinding]:
+def fsdp1(summary: Summary, fsdp: Parallelism) -> Iterator[StepFinding]:
     """Expects of FSDP1 3Ψ(N−1)/N for each micro-batch: gathered forward and backward, reduced once."""
     assert isinstance(fsdp.options, Fsdp1Options)
     strategy = fsdp.options.sharding_strategy
-    n, m = len(fsdp.ranks), measured.micro_batches
+    n, m = len(fsdp.ranks), summary.micro_batches
     gathered = sum(fsdp.unit_bytes.values()) * (1 if strategy == "SHARD_GRAD_OP" else 2)
     if strategy == "FULL_SHARD":  # the root's parameters stay gathered from the forward to the backward
         gathered -= fsdp.unit_bytes.get(ROOT, 0)
@@ -212,17 +214,17 @@ def fsdp1(measured: Summary, fsdp: Parallelism) -> Iterator[StepFinding]:
         ("all-gather", gathered, "parameters, gathered"),
         ("reduce-scatter", sum(fsdp.options.gradient_bytes.values()), "gradients, reduced to their shards"),
     ):
-        yield from expect_together(rows_of(measured, [kind], fsdp.ranks), ring_half(nbytes, n).sent * m, why)
+        yield from expect_together(rows_of(summary, [kind], fsdp.ranks), ring_half(nbytes, n).sent * m, why)
 
 
-def deepspeed(measured: Summary, zero: Parallelism) -> Iterator[StepFinding]:
+def deepspeed(summary: Summary, zero: Parallelism) -> Iterator[StepFinding]:
     """Expects of DeepSpeed ZeRO's formulas, 2Ψ, 2Ψ, (m + 1)Ψ and 3mΨ times (N−1)/N; says what it does otherwise."""
     assert isinstance(zero.options, ZeroOptions)
     stage, n, m = zero.options.stage, len(zero.ranks), zero.options.micro_batches
     half = ring_half(sum(zero.unit_bytes.values()), n).sent
     name = f"ZeRO-{stage}" if stage else "DeepSpeed"
     summed, gathered = (
-        [row for row in rows_of(measured, kinds, zero.ranks)
+        [row for row in rows_of(summary, kinds, zero.ranks)
          if row.bytes > SMALL_BYTES and not row.site.objects and row.site.use != NORM]
         for kinds in (("all-reduce", "reduce-scatter", "reduce"), ("all-gather", "broadcast"))
     )  # fmt: skip
@@ -252,25 +254,25 @@ CARRIED = {
 RECOMPUTED = ", again: the forward is recomputed"
 
 
-def expect_traffic(measured: Summary) -> list[StepFinding]:
+def expect_traffic(summary: Summary) -> list[StepFinding]:
     """Gives rows the bytes that the traffic of all parallelisms predicts for them.
 
     A prediction is met, or missed, with all rows that its shape fits: what one row is short of another may have.
     """
-    predicted = [traffic for parallelism in measured.parallelism for traffic in parallelism.options.traffic]
+    predicted = [traffic for parallelism in summary.parallelism for traffic in parallelism.options.traffic]
     rows = [
-        row for row in measured.collectives if row.site.phase != "evaluation" and not row.site.objects and not row.why
+        row for row in summary.collectives if row.site.phase != "evaluation" and not row.site.objects and not row.why
     ]
     findings = []
     fits = [(traffic, [row for row in rows if _fits(traffic, row)]) for traffic in predicted]
     for of_these, fitted in _together(fits):
-        findings += _compare_rows(measured, of_these, fitted)
-    for parallelism in measured.parallelism:
-        _name_carried(measured, parallelism.kind, parallelism.ranks, parallelism.options.by)
+        findings += _compare_rows(summary, of_these, fitted)
+    for parallelism in summary.parallelism:
+        _name_carried(summary, parallelism.kind, parallelism.ranks, parallelism.options.by)
     return findings
 
 
-def _fits(traffic: ExpectedTraffic, row: Row) -> bool:
+def _fits(traffic: ExpectedTraffic, row: CollectiveRow) -> bool:
     """Whether a row may be this traffic: the same kind of call, in its group and phase, of a tensor of its size."""
     if row.kind != traffic.kind or row.ranks != tuple(traffic.ranks):
         return False
@@ -283,9 +285,11 @@ def _fits(traffic: ExpectedTraffic, row: Row) -> bool:
     return not elements or any(prod(shape) in (elements, elements // n) for shape in row.shapes)
 
 
-def _together(fits: list[tuple[ExpectedTraffic, list[Row]]]) -> list[tuple[list[ExpectedTraffic], list[Row]]]:
+def _together(
+    fits: list[tuple[ExpectedTraffic, list[CollectiveRow]]],
+) -> list[tuple[list[ExpectedTraffic], list[CollectiveRow]]]:
     """Joins traffic that shares rows, with those rows; traffic without any is left out."""
-    sets: list[tuple[list[ExpectedTraffic], list[Row]]] = []
+    sets: list[tuple[list[ExpectedTraffic], list[CollectiveRow]]] = []
     for traffic, rows in fits:
         if not rows:
             continue
@@ -298,10 +302,10 @@ def _together(fits: list[tuple[ExpectedTraffic, list[Row]]]) -> list[tuple[list[
     return sets
 
 
-def _compare_rows(measured: Summary, predicted: list[ExpectedTraffic], rows: list[Row]) -> list[StepFinding]:
+def _compare_rows(summary: Summary, predicted: list[ExpectedTraffic], rows: list[CollectiveRow]) -> list[StepFinding]:
     """Fills in the expected bytes, and the reason for a difference, of rows that belong together."""
     expected, sent = sum(traffic.bytes for traffic in predicted), bytes_of(rows)
-    vocabularies, findings = measured.model.get("vocabularies", []), []
+    vocabularies, findings = summary.model.get("vocabularies", []), []
     if any(traffic.what.startswith("outputs of") and traffic.width in vocabularies for traffic in predicted):
         findings.append(gathered_logits(rows[0], sent))
     share_expected(rows, expected)
@@ -313,7 +317,7 @@ def _compare_rows(measured: Summary, predicted: list[ExpectedTraffic], rows: lis
     if abs(sent - expected) > MET * expected:
         findings += _shared_inputs(predicted, rows, expected, sent)
         if not findings:
-            reason = _difference(measured, predicted, rows, expected, sent)
+            reason = _difference(summary, predicted, rows, expected, sent)
             for row in rows:
                 row.why += f": {reason}"
     for row in rows:
@@ -322,7 +326,7 @@ def _compare_rows(measured: Summary, predicted: list[ExpectedTraffic], rows: lis
 
 
 def _shared_inputs(
-    predicted: list[ExpectedTraffic], rows: list[Row], expected: float, sent: float
+    predicted: list[ExpectedTraffic], rows: list[CollectiveRow], expected: float, sent: float
 ) -> list[StepFinding]:
     """Several layers that take one input, and each gather it, or sum its gradient; nothing where that is not why."""
     again = sum(traffic.again_bytes for traffic in predicted)
@@ -346,10 +350,10 @@ def _shared_inputs(
 
 
 def _difference(
-    measured: Summary, predicted: list[ExpectedTraffic], rows: list[Row], expected: float, sent: float
+    summary: Summary, predicted: list[ExpectedTraffic], rows: list[CollectiveRow], expected: float, sent: float
 ) -> str:
     """Says why more, or less, was sent than the formula predicts."""
-    times, m = sent / expected if expected else 0.0, measured.micro_batches
+    times, m = sent / expected if expected else 0.0, summary.micro_batches
     if all(traffic.what == REPLICATED for traffic in predicted) and times > 1.5 and abs(times - round(times)) < MET:
         if all(row.site.phase == "step" for row in rows):
             return (
@@ -363,7 +367,7 @@ def _difference(
     return f"the formula says {amount(expected)} for all {amount(sent)}; why it differs is not known"
 
 
-def gathered_logits(row: Row, nbytes: float) -> StepFinding:
+def gathered_logits(row: CollectiveRow, nbytes: float) -> StepFinding:
     """Finds logits that are gathered whole."""
     return StepFinding(
         f"logits are gathered whole, {_times_text(row)} a step: a figure of them can be counted on each rank, a loss "
@@ -371,17 +375,17 @@ def gathered_logits(row: Row, nbytes: float) -> StepFinding:
     )  # fmt: skip
 
 
-def _times_text(row: Row) -> str:
+def _times_text(row: CollectiveRow) -> str:
     return "once" if row.calls == 1 else f"{row.calls:.2g} times"
 
 
-def _name_carried(measured: Summary, kind: str, ranks: Iterable[int], by: str) -> None:
+def _name_carried(summary: Summary, kind: str, ranks: Iterable[int], by: str) -> None:
     """Names what calls of more than a few bytes carry that no formula covers."""
     if kind not in CARRIED:
         return
     phases, carried = CARRIED[kind]
     kinds = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast")
-    for row in measured.collectives:
+    for row in summary.collectives:
         within = row.kind == "send" and kind in ("PP", "CP") and set(row.ranks) <= set(ranks)
         if not within and (row.kind not in kinds or row.ranks != tuple(ranks)):
             continue
@@ -396,43 +400,43 @@ def _name_carried(measured: Summary, kind: str, ranks: Iterable[int], by: str) -
 RULES = {"DDP": ddp, "FSDP2": fsdp2, "HSDP": fsdp2, "FSDP1": fsdp1, "DeepSpeed": deepspeed}
 
 
-def explain(measured: Summary) -> None:
+def explain(summary: Summary) -> None:
     """Adds expected bytes to the rows, and findings to the summary."""
-    findings = measured.findings
-    for parallelism in measured.parallelism:
+    findings = summary.findings
+    for parallelism in summary.parallelism:
         if rule := RULES.get(parallelism.kind.partition(" ")[0]):
-            findings += rule(measured, parallelism)
-    findings += expect_traffic(measured)
-    _by_hand(measured)
-    for row in measured.collectives:
+            findings += rule(summary, parallelism)
+    findings += expect_traffic(summary)
+    _by_hand(summary)
+    for row in summary.collectives:
         if row.site.phase == "evaluation":
             row.why = "of a model that runs without gradients: an evaluation, a teacher"
         elif not row.why:
-            row.why, hint = _other(measured, row)
+            row.why, hint = _other(summary, row)
             findings += (
                 [hint] if isinstance(hint, StepFinding) else [StepFinding(hint, row.line, row.bytes)] if hint else []
             )
-    findings += [*one_unit(measured.parallelism), *_late(measured)]
-    measured.findings = list(dict.fromkeys(findings))  # what two groups of one parallelism both have
-    if measured.ranks > 1 and _alone(measured):
-        alone = f"nothing is summed: each of the {measured.ranks} ranks trains a model of its own"
-        rarely = f"unless it is averaged in other steps than the {measured.steps} measured"
-        measured.findings.insert(0, StepFinding(f"{alone}, {rarely}"))
+    findings += [*one_unit(summary.parallelism), *_late(summary)]
+    summary.findings = list(dict.fromkeys(findings))  # what two groups of one parallelism both have
+    if summary.ranks > 1 and _alone(summary):
+        alone = f"nothing is summed: each of the {summary.ranks} ranks trains a model of its own"
+        rarely = f"unless it is averaged in other steps than the {summary.steps} measured"
+        summary.findings.insert(0, StepFinding(f"{alone}, {rarely}"))
 
 
-def _alone(measured: Summary) -> bool:
+def _alone(summary: Summary) -> bool:
     """Whether the ranks certainly have nothing to do with one another: nothing recognised, called, or counted.
 
     A model of a few numbers is not judged: its gradients look like metrics.
     """
-    if measured.parallelism or measured.model.get("parameters", 0) < 100 * METRIC:
+    if summary.parallelism or summary.model.get("parameters", 0) < 100 * METRIC:
         return False
-    if measured.wire_bytes is None or max(measured.wire_bytes) > SMALL_BYTES:  # a library may have sockets of its own
+    if summary.wire_bytes is None or max(summary.wire_bytes) > SMALL_BYTES:  # a library may have sockets of its own
         return False
-    return not any(prod(shape) > METRIC for row in measured.collectives if not row.site.objects for shape in row.shapes)
+    return not any(prod(shape) > METRIC for row in summary.collectives if not row.site.objects for shape in row.shapes)
 
 
-def _by_hand(measured: Summary) -> None:
+def _by_hand(summary: Summary) -> None:
     """Recognises by its bytes what a script sends by itself: sums of gradients, a sharded optimizer, averages.
 
     All-reduces of a group that have, together, as many bytes as all gradients are the script's own sum of them.
@@ -440,9 +444,9 @@ def _by_hand(measured: Summary) -> None:
     ZeRO-1 and 2, and of optimizers that shard themselves; small tensors may be summed whole. All-reduces that not every
     step has, of as many bytes in those that have them as all parameters, are local SGD.
     """
-    nbytes = _parameter_bytes(measured)
-    for ranks in {row.ranks for row in measured.collectives} if nbytes else ():
-        rows = [row for row in measured.collectives if row.ranks == ranks and not row.why and not row.site.objects]
+    nbytes = _parameter_bytes(summary)
+    for ranks in {row.ranks for row in summary.collectives} if nbytes else ():
+        rows = [row for row in summary.collectives if row.ranks == ranks and not row.why and not row.site.objects]
         once, half = ring_all_reduce(nbytes, len(ranks)).sent, ring_half(nbytes, len(ranks)).sent
         scattered, gathered, summed = (
             [row for row in rows if row.kind == kind] for kind in ("reduce-scatter", "all-gather", "all-reduce")
@@ -452,7 +456,7 @@ def _by_hand(measured: Summary) -> None:
             if row.site.phase in ("between", "backward") and any(prod(shape) > METRIC for shape in row.shapes)
         ]  # fmt: skip
         sent = bytes_of(sums)
-        if sent and abs(sent - once) <= 0.01 * once and not measured.model.get("frozen", 0):
+        if sent and abs(sent - once) <= 0.01 * once and not summary.model.get("frozen", 0):
             share_expected(sums, once, _SUMMED)  # a group of one rank sends nothing
         scattered, gathered, summed = (
             [row for row in of_kind if row.site.phase in ("between", "step") and not row.why]
@@ -473,13 +477,13 @@ def _by_hand(measured: Summary) -> None:
                     row.why += "(local SGD)"
 
 
-def _parameter_bytes(measured: Summary) -> int:
+def _parameter_bytes(summary: Summary) -> int:
     """Returns the bytes of all parameters in their own types."""
     sizes = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-    return sum(sizes.get(dtype, 0) * count for dtype, count in measured.model.get("dtypes", {}).items())
+    return sum(sizes.get(dtype, 0) * count for dtype, count in summary.model.get("dtypes", {}).items())
 
 
-def _other(measured: Summary, row: Row) -> tuple[str, str | StepFinding]:
+def _other(summary: Summary, row: CollectiveRow) -> tuple[str, str | StepFinding]:
     """Says what a row is that no parallelism has, and what to change: objects, barriers, metrics, small messages."""
     times, between = _times_text(row), row.site.phase == "between"
     if len(row.ranks) == 1:
@@ -489,7 +493,7 @@ def _other(measured: Summary, row: Row) -> tuple[str, str | StepFinding]:
         return f"Python objects, pickled ({row.site.objects})", hint
     if row.kind == "barrier":
         return "a barrier", StepFinding(f"all ranks wait for one another at a barrier, {times} a step", row.line)
-    vocabularies = measured.model.get("vocabularies", [])
+    vocabularies = summary.model.get("vocabularies", [])
     if row.kind == "all-gather" and any(len(shape) > 1 and shape[-1] in vocabularies for shape in row.shapes):
         return "logits, gathered whole", gathered_logits(row, row.bytes)
     if row.site.use == NORM and row.bytes <= SMALL_BYTES:
@@ -504,7 +508,7 @@ def _other(measured: Summary, row: Row) -> tuple[str, str | StepFinding]:
             f"a small {row.kind} outside of forward and backward, {times} a step: each waits for the last rank; "
             f"{'sum' if row.kind == 'all-reduce' else 'gather'} such figures together, or every so many steps"
         )
-    if row.kind == "broadcast" and _REDUNDANCY in measured.model.get("trained", {}).get("optimizers", []):
+    if row.kind == "broadcast" and _REDUNDANCY in summary.model.get("trained", {}).get("optimizers", []):
         return f"parameters, from the rank that has updated them ({_REDUNDANCY})", ""
     return "small: it costs its latency" if row.bytes <= SMALL_BYTES else "", ""
 
@@ -521,11 +525,11 @@ def one_unit(parallelism: Iterable[Parallelism]) -> Iterator[StepFinding]:
             )  # fmt: skip
 
 
-def _late(measured: Summary) -> Iterator[StepFinding]:
+def _late(summary: Summary) -> Iterator[StepFinding]:
     """Finds a rank that computes longer than the others, which wait for it; of two slow ones neither is late."""
-    if measured.ranks < 2:
+    if summary.ranks < 2:
         return
-    *others, longest = sorted(measured.time, key=lambda times: times.compute_s)
+    *others, longest = sorted(summary.time, key=lambda times: times.compute_s)
     waited = statistics.median(times.idle_s for times in others)
     late = max(LATE * longest.step_s, LATE_S)
     if longest.compute_s - others[-1].compute_s > late and waited > late:

@@ -73,7 +73,7 @@ def full_size_question(
     )
 
 
-def answer(asked: Question, measured: Summary, seen: Sequence[RankTrace]) -> dict[str, Any]:
+def answer(question: Question, summary: Summary, traces: Sequence[RankTrace]) -> dict[str, Any]:
     """Makes the plan that stands beside the measurement.
 
     Returns:
@@ -82,18 +82,18 @@ def answer(asked: Question, measured: Summary, seen: Sequence[RankTrace]) -> dic
         script, ``assumed``, ``command`` of ``pardemo plan`` for what is nearest to it; ``why_not``, and no bytes, where
         the planner has no counterpart.
     """
-    fullest = next(trace for trace in seen if trace.rank == measured.memory["rank"])
-    peak, most = measured.memory["kinds"], most_by_kind(fullest.memory.blocks)
+    fullest = next(trace for trace in traces if trace.rank == summary.memory["rank"])
+    peak, most = summary.memory["kinds"], most_by_kind(fullest.memory.blocks)
     at_small_size = {line: {"peak": peak.get(kind, 0), "most": most.get(kind, 0)} for line, kind in MEASURED_AS.items()}
     result: dict[str, Any] = {
-        "planned": True, "model": asked.model, "gpus": asked.gpus or measured.ranks, "peak_bytes": None, "kinds": {},
-        "measured": at_small_size, "taken_over": [], "assumed": [], "command": "", "why_not": "",
+        "planned": True, "model": question.model, "gpus": question.gpus or summary.ranks, "peak_bytes": None,
+        "kinds": {}, "measured": at_small_size, "taken_over": [], "assumed": [], "command": "", "why_not": "",
     }  # fmt: skip
     plan: Callable[..., dict[str, Any]] = _planned_layout
-    if any(parallelism.kind.startswith("DeepSpeed") for parallelism in measured.parallelism):
+    if any(parallelism.kind.startswith("DeepSpeed") for parallelism in summary.parallelism):
         plan = _planned_deepspeed
     try:
-        planned = plan(asked, measured, seen, fullest)
+        planned = plan(question, summary, traces, fullest)
     except NoCounterpart as why:
         return result | {"why_not": str(why)}
     except ValueError as wrong:  # the planner's own: heads that do not divide, a sequence that is too long
@@ -137,7 +137,7 @@ def refuse(unlike: object, why: str) -> None:
 
 
 def _planned_layout(
-    asked: Question, measured: Summary, seen: Sequence[RankTrace], fullest: RankTrace
+    question: Question, summary: Summary, traces: Sequence[RankTrace], fullest: RankTrace
 ) -> dict[str, Any]:
     """Plans the fullest GPU's bytes by kind; also returns assumptions and the planner's own command.
 
@@ -152,25 +152,25 @@ def _planned_layout(
     from pardemo.planner.layouts.memory import predict_memory
     from pardemo.planner.layouts.programs import find_program
 
-    trained = trained_of(fullest, measured)
-    of_rank = [parallelism for parallelism in measured.parallelism if fullest.rank in parallelism.ranks]
-    chosen, data = _degrees(of_rank, measured, asked)
-    samples, sequence = tokens(asked, seen, chosen.cp)
+    trained = trained_of(fullest, summary)
+    of_rank = [parallelism for parallelism in summary.parallelism if fullest.rank in parallelism.ranks]
+    chosen, data = _degrees(of_rank, summary, question)
+    samples, sequence = tokens(question, traces, chosen.cp)
     chosen = chosen.but(micro_batch=samples, recompute=recomputed(trained))
-    gpus = asked.gpus or measured.ranks
-    layout.check_layout(chosen, asked.shape, gpus, sequence)
+    gpus = question.gpus or summary.ranks
+    layout.check_layout(chosen, question.shape, gpus, sequence)
     compute, how = _computed_in(fullest, data)
     weight, gradient = trained["weight"], trained["gradient"] or trained["weight"]
     program = find_program(PROGRAM).but(
         weight_bytes=weight, gradient_bytes=gradient, state_bytes=trained["state"], logit_bytes=LOGITS[compute]
     )
-    job = Job(asked.shape, Machine(hardware.gpu("H100"), gpus, min(gpus, 8)), program, sequence)
+    job = Job(question.shape, Machine(hardware.gpu("H100"), gpus, min(gpus, 8)), program, sequence)
     plan = predict_memory(job, chosen)
     kinds = dict(plan.lines)
     kinds["activations"] *= compute / 2  # the planner's are of 16 bits
     if data is not None and data.kind != "DDP":
         moved = 2 if set(_gathered_in(data) or [f"float{8 * compute}"]) <= set(HALF) else 4
-        root = asked.shape.embedding_params + (0 if asked.shape.tied else asked.shape.head_params)
+        root = question.shape.embedding_params + (0 if question.shape.tied else question.shape.head_params)
         kinds["gathered parameters"] *= moved / 2
         if chosen.pp == 1 and ROOT in data.wraps:
             kinds["gathered parameters"] += moved * root / chosen.tp
@@ -188,7 +188,7 @@ def _planned_layout(
         kinds["communication buffers"] = gradient * elements
     if compute == 2 < weight and fullest.model["computed_in"]:
         cast = 2 * max(
-            0.0, elements - asked.shape.embedding_params / chosen.tp * (chosen.pp == 1 and not asked.shape.tied)
+            0.0, elements - question.shape.embedding_params / chosen.tp * (chosen.pp == 1 and not question.shape.tied)
         )
         kinds["activations"] += cast
         assumed.append("autocast's 16-bit copies of the weights stay from forward to backward: among activations")
@@ -201,22 +201,22 @@ def _planned_layout(
         *([layers] if layers else []),
         f"{', '.join(trained['optimizers'])}: {weight:g} bytes of parameters, {gradient:g} of gradients and "
         f"{trained['state']:g} of states for each",
-        tokens_taken(asked, samples, sequence, measured.micro_batches),
+        tokens_taken(question, samples, sequence, summary.micro_batches),
         {"none": "nothing is recomputed", "full": "each layer is recomputed"}[chosen.recompute],
     ]
     return {
         "kinds": kinds, "taken_over": taken, "assumed": assumed, "layout": str(chosen),
-        "command": _command(asked, chosen, gpus, sequence),
+        "command": _command(question, chosen, gpus, sequence),
     }  # fmt: skip
 
 
-def trained_of(fullest: RankTrace, measured: Summary) -> dict[str, Any]:
+def trained_of(fullest: RankTrace, summary: Summary) -> dict[str, Any]:
     """Returns what the fullest rank's script trains.
 
     Raises:
         NoCounterpart: some parameters are frozen, or an optimizer's states are not of its parameters' shapes.
     """
-    trained, model = fullest.model["trained"], measured.model
+    trained, model = fullest.model["trained"], summary.model
     refuse(
         model["frozen"],
         f"{model['frozen']:,} of {model['parameters']:,} parameters are frozen, and a layout of the planner trains "
@@ -231,21 +231,21 @@ def trained_of(fullest: RankTrace, measured: Summary) -> dict[str, Any]:
     return trained
 
 
-def tokens(asked: Question, seen: Sequence[RankTrace], cp: int) -> tuple[int, int]:
+def tokens(question: Question, traces: Sequence[RankTrace], cp: int) -> tuple[int, int]:
     """Returns the samples of a micro-batch and the tokens of each: as asked, else as in the script.
 
     Raises:
         NoCounterpart: neither is known.
     """
-    known = next((trace.model["trained"]["tokens"] for trace in seen if trace.model["trained"]["tokens"]), None)
-    unknown = known is None and (asked.micro_batch is None or asked.sequence is None)
+    known = next((trace.model["trained"]["tokens"] for trace in traces if trace.model["trained"]["tokens"]), None)
+    unknown = known is None and (question.micro_batch is None or question.sequence is None)
     refuse(unknown, "no embedding was seen to take samples of tokens: say --micro-batch and --sequence")
     samples, length = known or (0, 0)
-    return asked.micro_batch or samples, asked.sequence or length * cp
+    return question.micro_batch or samples, question.sequence or length * cp
 
 
-def tokens_taken(asked: Question, samples: int, sequence: int, micro_batches: int) -> str:
-    options = [name.replace("_", "-") for name in ("micro_batch", "sequence") if getattr(asked, name) is not None]
+def tokens_taken(question: Question, samples: int, sequence: int, micro_batches: int) -> str:
+    options = [name.replace("_", "-") for name in ("micro_batch", "sequence") if getattr(question, name) is not None]
     source = ("as in the script", f"{''.join(options)} as you said", "as you said")[len(options)]
     return f"{micro_batches} × {count_text(samples, 'sample')} of {sequence:,} tokens a step and rank, {source}"
 
@@ -264,7 +264,7 @@ def recomputed(trained: dict[str, Any]) -> str:
 
 
 def _degrees(
-    parallelisms: list[Parallelism], measured: Summary, asked: Question
+    parallelisms: list[Parallelism], summary: Summary, question: Question
 ) -> tuple["Layout", Parallelism | None]:
     """Returns the script's degrees, with data-parallel ranks for all GPUs that are asked for."""
     from pardemo.planner.layouts.layout import Layout
@@ -286,27 +286,27 @@ def _degrees(
     refuse(len(shared) > 1, f"{' and '.join(shared)} together have no counterpart in a layout")
     tp, pp, cp = (sizes.get(kind, 1) for kind in ("TP", "PP", "CP"))
     data, degrees = by_kind[shared[0]][0] if shared else None, f"TP {tp} × PP {pp} × CP {cp}"
-    replicas, rest = divmod(measured.ranks, tp * pp * cp)
+    replicas, rest = divmod(summary.ranks, tp * pp * cp)
     unknown = rest or (replicas > 1 and data is None)
-    refuse(unknown, f"what the groups of {measured.ranks} ranks share was not recognised")
-    dp, rest = divmod(asked.gpus or measured.ranks, tp * pp * cp)
-    refuse(rest or not dp, f"{asked.gpus} GPUs do not divide by {degrees} of the script")
-    refuse(dp > 1 and data is None, f"the script has no data parallelism, and {degrees} are not {asked.gpus} GPUs")
-    sharding, group = ("none", 0) if data is None else _sharing(data, replicas, cp, measured)
+    refuse(unknown, f"what the groups of {summary.ranks} ranks share was not recognised")
+    dp, rest = divmod(question.gpus or summary.ranks, tp * pp * cp)
+    refuse(rest or not dp, f"{question.gpus} GPUs do not divide by {degrees} of the script")
+    refuse(dp > 1 and data is None, f"the script has no data parallelism, and {degrees} are not {question.gpus} GPUs")
+    sharding, group = ("none", 0) if data is None else _sharing(data, replicas, cp, summary)
     stages = len(by_kind["PP"][0].wraps) if pp > 1 else 1
     return Layout(
-        tp=tp, cp=cp, dp=dp, pp=pp, sharding=sharding, shard_group=group, accumulation=measured.micro_batches,
-        chunks=stages, sequence_parallel=tp > 1 and _along_the_sequence(measured, by_kind["TP"][0].ranks),
+        tp=tp, cp=cp, dp=dp, pp=pp, sharding=sharding, shard_group=group, accumulation=summary.micro_batches,
+        chunks=stages, sequence_parallel=tp > 1 and _along_the_sequence(summary, by_kind["TP"][0].ranks),
     ), data  # fmt: skip
 
 
-def _sharing(data: Parallelism, replicas: int, cp: int, measured: Summary) -> tuple[str, int]:
+def _sharing(data: Parallelism, replicas: int, cp: int, summary: Summary) -> tuple[str, int]:
     """Returns what data-parallel ranks share of the states, and in groups of how many, where not all share them."""
     if data.kind == "DDP":
         several = isinstance(data.options, SeveralModels) or len(data.ranks) not in (replicas, replicas * cp)
         refuse(several, "several models, or groups, under DDP have no counterpart in a layout")
         return "none", 0
-    options, layers = data.options, measured.model["trained"]["layers"]
+    options, layers = data.options, summary.model["trained"]["layers"]
     strategy = options.sharding_strategy if isinstance(options, Fsdp1Options) else "FULL_SHARD"
     refuse(strategy not in ("FULL_SHARD", "HYBRID_SHARD"), f"FSDP1's {strategy} has no counterpart in a layout")
     reshard = options.reshard_after_forward if isinstance(options, Fsdp2Options) else {}
@@ -320,11 +320,11 @@ def _sharing(data: Parallelism, replicas: int, cp: int, measured: Summary) -> tu
     return "zero3", 0 if len(data.ranks) == replicas * cp else len(data.ranks)
 
 
-def _along_the_sequence(measured: Summary, ranks: tuple[int, ...]) -> bool:
+def _along_the_sequence(summary: Summary, ranks: tuple[int, ...]) -> bool:
     """Whether a cut layer's output is left in parts of the sequence: sequence parallel."""
     return any(
         row.kind == "reduce-scatter" and row.ranks == ranks and row.site.phase == "forward"
-        for row in measured.collectives
+        for row in summary.collectives
     )
 
 
@@ -347,7 +347,7 @@ def _computed_in(fullest: RankTrace, data: Parallelism | None) -> tuple[int, str
     return (2 if names[0] in HALF else 4), f"{names[0]} in the forward, {why}"
 
 
-def _command(asked: Question, chosen: "Layout", gpus: int, sequence: int) -> str:
+def _command(question: Question, chosen: "Layout", gpus: int, sequence: int) -> str:
     """Writes the planner's own command that is nearest; there the program sets the bytes of a parameter."""
     from pardemo.planner.layouts.layout import Layout
 
@@ -358,8 +358,8 @@ def _command(asked: Question, chosen: "Layout", gpus: int, sequence: int) -> str
         if value != usual[name]
     ]
     return (
-        f"pardemo plan --explain {','.join(words) or 'dp=1'} --program {PROGRAM} --model {asked.model} --gpus {gpus} "
-        f"--sequence {sequence} --gpu H100"
+        f"pardemo plan --explain {','.join(words) or 'dp=1'} --program {PROGRAM} --model {question.model} "
+        f"--gpus {gpus} --sequence {sequence} --gpu H100"
     )
 
 
@@ -373,7 +373,7 @@ ADAM = {"Adam", "AdamW", "FusedAdam", "CPUAdam", "DeepSpeedCPUAdam"}
 
 
 def _planned_deepspeed(
-    asked: Question, measured: Summary, seen: Sequence[RankTrace], fullest: RankTrace
+    question: Question, summary: Summary, traces: Sequence[RankTrace], fullest: RankTrace
 ) -> dict[str, Any]:
     """Plans DeepSpeed's engine; as :func:`_planned_layout`.
 
@@ -385,10 +385,10 @@ def _planned_deepspeed(
     from pardemo.planner.job import RankJob
     from pardemo.planner.layouts.layout import Layout
 
-    trained = trained_of(fullest, measured)
+    trained = trained_of(fullest, summary)
     settings = trained["deepspeed"]
-    (engine,) = (p for p in measured.parallelism if p.kind.startswith("DeepSpeed") and fullest.rank in p.ranks)
-    others = sorted({p.kind for p in measured.parallelism} - {engine.kind})
+    (engine,) = (p for p in summary.parallelism if p.kind.startswith("DeepSpeed") and fullest.rank in p.ranks)
+    others = sorted({p.kind for p in summary.parallelism} - {engine.kind})
     refuse(others, f"{engine.kind} together with {', '.join(others)} is not run dry")
     refuse(
         not settings or settings["offloads"],
@@ -400,13 +400,13 @@ def _planned_deepspeed(
         + ("" if settings["half"] else " in fp32"),
     )
     assert isinstance(engine.options, ZeroOptions)
-    stage, gpus = engine.options.stage, asked.gpus or measured.ranks
+    stage, gpus = engine.options.stage, question.gpus or summary.ranks
     refuse(gpus < 2 <= stage + 1, f"stage {stage} shards over data-parallel ranks, and there is one")
-    samples, sequence = tokens(asked, seen, 1)
+    samples, sequence = tokens(question, traces, 1)
     micro_batches, again = engine.options.micro_batches, recomputed(trained)
     job = RankJob(
-        models.find(asked.model), samples, sequence, checkpointing=again == "full", engine=f"zero-{stage}", ranks=gpus,
-        accumulation=min(2, micro_batches), clipping=settings["clipping"], zero=settings["zero"],
+        models.find(question.model), samples, sequence, checkpointing=again == "full", engine=f"zero-{stage}",
+        ranks=gpus, accumulation=min(2, micro_batches), clipping=settings["clipping"], zero=settings["zero"],
     )  # fmt: skip
     with _quiet(), contextlib.redirect_stdout(sys.stderr):
         lines = Curve(job).estimate(Layout(micro_batch=samples, accumulation=micro_batches)).lines
@@ -419,13 +419,13 @@ def _planned_deepspeed(
         "taken_over": [
             f"ZeRO-{stage} with Adam in 16 bits and its settings: "
             + (", ".join(f"{name} {value}" for name, value in settings["zero"].items()) or "DeepSpeed's own"),
-            tokens_taken(asked, samples, sequence, micro_batches),
+            tokens_taken(question, samples, sequence, micro_batches),
             f"{'each layer' if how == 'on' else 'nothing'} is recomputed",
         ],
         "assumed": ["the model and its loss as Transformers has them, all parameters trained, fused attention"],
         "layout": f"{job.engine} over {gpus}, {samples}×{micro_batches}",
-        "command": f"pardemo plan --model {asked.model} --full --zero {stage} --checkpointing {how} --batch {samples} "
-        f"--sequence {sequence} --per-step {samples * micro_batches * gpus} --gpus {gpus} --gpu H100",
+        "command": f"pardemo plan --model {question.model} --full --zero {stage} --checkpointing {how} "
+        f"--batch {samples} --sequence {sequence} --per-step {samples * micro_batches * gpus} --gpus {gpus} --gpu H100",
     }  # fmt: skip
 
 

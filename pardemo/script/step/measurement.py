@@ -14,8 +14,8 @@ from pardemo.script.hangs import journal
 from pardemo.script.runtime.launch_lines import Launch
 from pardemo.script.runtime.runner import RANK_BYTES, ScriptError, run_on_ranks, script_text
 from pardemo.script.step import findings, rank_trace, summary
+from pardemo.script.step.pace import PaceSettings
 from pardemo.script.step.rank_trace import RankTrace, RecordedProgram
-from pardemo.script.step.replay_settings import ReplaySettings
 from pardemo.script.step.summary import Summary
 
 
@@ -54,16 +54,16 @@ def measure_launch(
     steps: int,
     folder: str | os.PathLike[str] | None,
     timeout_s: float,
-    replay: ReplaySettings | None = None,
+    pace: PaceSettings | None = None,
     log: Path | None = None,
 ) -> tuple[Summary, list[RankTrace]]:
     """Measures what a launcher would start, as :func:`script` does; also returns what each rank saw, for files.
 
     Args:
-        replay: how the step is to be replayed; its operations are recorded, and layers take the time that it says.
+        pace: whose step is predicted: its operations are recorded, and layers take the time that it says.
         log: a file for the table of all calls, which is written also of a run that failed, or was interrupted.
     """
-    argument_checks.whole(steps, "steps")
+    argument_checks.whole_number(steps, "steps")
     working_folder = os.path.abspath(folder or os.getcwd())
     started, text = script_text(launch, working_folder)
     if (free := psutil.virtual_memory().available) < ranks * RANK_BYTES:
@@ -71,10 +71,10 @@ def measure_launch(
         raise ScriptError(f"{needed}, and {free / 1e9:.1f} GB are free: say fewer with --ranks")
     name = os.path.basename(launch.script)
     journals = tempfile.mkdtemp(prefix="pardemo-measure-")
-    layer_s = replay.layer_s if replay else 0.0
-    program = RecordedProgram(started, steps, working_folder, journals, work=replay is not None, layer_s=layer_s)
+    layer_s = pace.layer_s if pace else 0.0
+    program = RecordedProgram(started, steps, working_folder, journals, work=pace is not None, layer_s=layer_s)
     try:
-        seen = run_on_ranks(
+        traces = run_on_ranks(
             rank_trace.follow_script,
             program,
             text,
@@ -84,7 +84,7 @@ def measure_launch(
             timeout_s=timeout_s,
             cluster=cluster,
         )
-        step_summary = summary.summarize(seen)
+        step_summary = summary.summarize(traces)
         step_summary.hosts = cluster.hosts if cluster else 1
     except ValueError as error:
         raise error if isinstance(error, ScriptError) else ScriptError(f"{name}: {error}") from None
@@ -93,4 +93,4 @@ def measure_launch(
             journal.write_csv(journal.read_logs(journals), log)
         shutil.rmtree(journals, ignore_errors=True)
     findings.explain(step_summary)
-    return step_summary, seen
+    return step_summary, traces

@@ -16,7 +16,7 @@ from pardemo.script.words import count_text
 
 
 @dataclass
-class Row:
+class CollectiveRow:
     """Collectives of one kind, group and call site: their number in the median step, and the bytes that a rank sends.
 
     ``bytes``: by an algorithm that sends the least, of the rank that sends most: ``rank``, where not all send as much.
@@ -67,7 +67,7 @@ class Times:
 
 
 @dataclass(frozen=True)
-class ReplayedStep:
+class PacedStep:
     """A step's predicted time on other devices. ``on``: which; ``links``: between which ranks, at which rates.
 
     ``time``: by rank. ``alone_s``: the step of a rank whose collectives took no time. ``layer_s``: what a layer took,
@@ -110,7 +110,7 @@ class Summary:
     backend: str
     parallelism: list[Parallelism]
     model: dict[str, Any]
-    collectives: list[Row]
+    collectives: list[CollectiveRow]
     sent_bytes: list[float]
     wire_bytes: list[float] | None
     gloo_bytes: list[float]
@@ -118,17 +118,16 @@ class Summary:
     time: list[Times]
     findings: list[StepFinding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    replayed: ReplayedStep | None = None
+    paced: PacedStep | None = None
     hosts: int = 1
     closures: int = 1  # how often a step calls the optimizer's
 
     def as_json(self) -> dict[str, Any]:
         """Returns the summary for JSON, with bytes and seconds of a step."""
         left_out = ("site", "shapes", "closures", "gloo_bytes")
-        keys = {"replayed": "paced"}  # by which programs know it
 
         def plain(thing: object) -> dict[str, Any]:
-            return {keys.get(name, name): value for name, value in vars(thing).items() if name not in left_out}
+            return {name: value for name, value in vars(thing).items() if name not in left_out}
 
         return plain(self) | {
             "parallelism": [parallelism.as_json() for parallelism in self.parallelism],
@@ -139,67 +138,67 @@ class Summary:
             ],
             "backend_bytes": self.gloo_bytes,
             "time": [plain(rank_times) for rank_times in self.time],
-            "paced": None if self.replayed is None else self.replayed.as_json(),
+            "paced": None if self.paced is None else self.paced.as_json(),
             "findings": [plain(finding) for finding in self.findings],
         }
 
 
-def summarize(seen: Sequence[RankTrace]) -> Summary:
+def summarize(traces: Sequence[RankTrace]) -> Summary:
     """Sums up the median step of all ranks.
 
     Raises:
         ValueError: no step is left to be measured.
     """
-    counts = [len(trace.cuts) for trace in seen]
+    counts = [len(trace.cuts) for trace in traces]
     last = min(counts)
     if last <= WARM:
-        raise ValueError(_too_few(seen, last))
+        raise ValueError(_too_few(traces, last))
     steps = range(WARM, last)
-    begun = last_begun(seen)
-    fullest = max(seen, key=lambda rank: rank.memory.peak_bytes)
+    begun = last_begun(traces)
+    fullest = max(traces, key=lambda rank: rank.memory.peak_bytes)
     wire = [
-        typical([trace.cuts[step].sent_bytes - trace.cuts[step - 1].sent_bytes for step in steps]) for trace in seen
+        typical([trace.cuts[step].sent_bytes - trace.cuts[step - 1].sent_bytes for step in steps]) for trace in traces
     ]
     memory = {name: value for name, value in fullest.memory._asdict().items() if name != "blocks"}
     return Summary(
-        ranks=len(seen),
+        ranks=len(traces),
         steps=len(steps),
-        micro_batches=round(statistics.median(seen[0].cuts[step].micro_batches for step in steps)),
-        ended=seen[0].ended,
-        backend=seen[0].backend,
-        parallelism=_parallelisms(seen),
-        model=seen[0].model,
-        collectives=_rows(seen, steps),
-        sent_bytes=[_median_sum(trace.calls, steps, "sent") for trace in seen],
-        wire_bytes=wire if all(trace.wire for trace in seen) else None,
-        gloo_bytes=[_median_sum(trace.calls, steps, "gloo_bytes") for trace in seen],
+        micro_batches=round(statistics.median(traces[0].cuts[step].micro_batches for step in steps)),
+        ended=traces[0].ended,
+        backend=traces[0].backend,
+        parallelism=_parallelisms(traces),
+        model=traces[0].model,
+        collectives=_rows(traces, steps),
+        sent_bytes=[_median_sum(trace.calls, steps, "sent") for trace in traces],
+        wire_bytes=wire if all(trace.wire for trace in traces) else None,
+        gloo_bytes=[_median_sum(trace.calls, steps, "gloo_bytes") for trace in traces],
         memory={"rank": fullest.rank} | memory,
-        time=[_times_of(trace, steps, begun) for trace in seen],
-        notes=sorted({note for trace in seen for note in trace.notes}),
-        closures=max(1, round(statistics.median(seen[0].cuts[step].closures for step in steps))),
+        time=[_times_of(trace, steps, begun) for trace in traces],
+        notes=sorted({note for trace in traces for note in trace.notes}),
+        closures=max(1, round(statistics.median(traces[0].cuts[step].closures for step in steps))),
     )  # fmt: skip
 
 
-def _too_few(seen: Sequence[RankTrace], cuts: int) -> str:
+def _too_few(traces: Sequence[RankTrace], cuts: int) -> str:
     if cuts:
         return f"the script ended after {count_text(cuts, 'step')}: {WARM} warm it up, and one more has to be there"
     none = "the script ended without a step of an optimizer after a backward pass: there is no step to measure"
-    if started := next((trace.started for trace in seen if trace.started), ()):
+    if started := next((trace.started for trace in traces if trace.started), ()):
         none += f". It started processes of its own, which are not followed ({started[0]}): measure what they run"
     return none
 
 
-def _parallelisms(seen: Sequence[RankTrace]) -> list[Parallelism]:
+def _parallelisms(traces: Sequence[RankTrace]) -> list[Parallelism]:
     """Lists each parallelism of each group once; only its calls show torch's context parallelism."""
     by_groups: dict[tuple[str, tuple[int, ...], tuple[str, ...]], Parallelism] = {}
-    for trace in seen:
+    for trace in traces:
         for parallelism in trace.parallelisms:
             key = parallelism.kind, parallelism.ranks, parallelism.wraps
             known = by_groups.setdefault(key, parallelism)
             if known is not parallelism and isinstance(known.options, Fsdp2Options):
                 replicas = dict.fromkeys((*known.options.replicas, *parallelism.options.replicas))
                 by_groups[key] = replace(known, options=replace(known.options, replicas=tuple(replicas)))
-    context = {call.ranks for trace in seen for call in trace.calls if call.site.use == CONTEXT}
+    context = {call.ranks for trace in traces for call in trace.calls if call.site.use == CONTEXT}
     recognised = {p.ranks for p in by_groups.values() if p.kind == "CP"}
     cut = [Parallelism("CP", ranks, ("attention",), {}, CutOptions("torch")) for ranks in sorted(context - recognised)]
     return [*by_groups.values(), *cut]
@@ -217,18 +216,18 @@ def typical(of_steps: Sequence[float]) -> float:
     return statistics.median(of_steps) or statistics.fmean(of_steps)
 
 
-def _rows(seen: Sequence[RankTrace], steps: range) -> list[Row]:
+def _rows(traces: Sequence[RankTrace], steps: range) -> list[CollectiveRow]:
     """Makes rows of the calls of each group's first rank, with the most bytes that a rank sends by them.
 
     Of a gather, a reduction to one rank or an uneven all-to-all not all ranks send as much.
     """
     sent_by: dict[tuple, dict[int, float]] = defaultdict(dict)
-    for trace in seen:
+    for trace in traces:
         for call in trace.calls:
             if call.kind != "receive":
                 sent_by[call.group, call.ranks, call.number][trace.rank] = call.sent
     kept: dict[tuple, list[Call]] = defaultdict(list)
-    for trace in seen:
+    for trace in traces:
         for call in trace.calls:
             if call.step in steps and call.kind != "receive" and call.ranks and call.ranks[0] == trace.rank:
                 kept[call.kind, call.ranks, call.site, call.dtype].append(call)
@@ -243,18 +242,18 @@ def _rows(seen: Sequence[RankTrace], steps: range) -> list[Row]:
         most = max(medians, key=lambda rank: (medians[rank], -rank))
         uneven = most if kind != "send" and min(medians.values()) < 0.9 * medians[most] else None
         shapes = tuple(dict.fromkeys(shape for call in calls for shape in call.shapes))
-        row = Row(kind, ranks, number or len(calls) / len(steps), medians[most], site, dtype, shapes)
+        row = CollectiveRow(kind, ranks, number or len(calls) / len(steps), medians[most], site, dtype, shapes)
         rows.append(replace(row, rank=uneven))
     return sorted(rows, key=lambda row: (-row.bytes, row.kind, row.ranks))
 
 
-def last_begun(seen: Sequence[RankTrace]) -> dict[tuple[str, tuple[int, ...], int], float]:
+def last_begun(traces: Sequence[RankTrace]) -> dict[tuple[str, tuple[int, ...], int], float]:
     """Returns when the last rank began each collective, and the sender each message.
 
     By the group, the group's ranks (of a message sender and receiver), and its number among theirs.
     """
     begun: dict[tuple[str, tuple[int, ...], int], float] = {}
-    for trace in seen:
+    for trace in traces:
         for call in trace.calls:
             if call.kind != "receive":
                 key = call.group, call.ranks, call.number

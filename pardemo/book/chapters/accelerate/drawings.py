@@ -46,11 +46,11 @@ def launchers(canvas: Canvas) -> None:
         y = 8 + 132 * number
         canvas.text(8, y + 12, command, "start", bold=True)
         canvas.lines(8, y + 56, handed_over, "start")
-        for place in range(4):
-            if place and runs == "alone":
-                canvas.box(214 + 106 * place, y + 40, 96, 54, dashed=True)
+        for index in range(4):
+            if index and runs == "alone":
+                canvas.box(214 + 106 * index, y + 40, 96, 54, dashed=True)
             else:
-                canvas.box(214 + 106 * place, y + 40, 96, 54, RANKS[place], runs, size=20)
+                canvas.box(214 + 106 * index, y + 40, 96, 54, RANKS[index], runs, size=20)
 
 
 @drawing(330)

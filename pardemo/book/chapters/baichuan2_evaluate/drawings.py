@@ -56,8 +56,8 @@ def four_answers(canvas: Canvas) -> None:
         ("plain text", False, "base, its own form"),
         ("instruction", True, "tuned"),
     )
-    for place, (prompt, adapted, name) in enumerate(rows):
-        y = 70 + 70 * place
+    for index, (prompt, adapted, name) in enumerate(rows):
+        y = 70 + 70 * index
         canvas.arrow([(85, y), (196 if prompt else 330, y)])
         if prompt:
             canvas.text(138, y - 16, prompt)
@@ -76,8 +76,8 @@ def _words(canvas: Canvas, y: float, words: Sequence[str], used: set[int]) -> li
     widths = [20 * sum(1 if ord(c) > 0x2E80 else 0.6 for c in word) + 10 for word in words]
     room = sum(widths) + 5 * (len(words) - 1)
     scale, x, middles = min(1.0, 632 / room), 4.0, []
-    for place, (word, width) in enumerate(zip(words, widths, strict=True)):
-        fill = LABELLED if place in used else WHOLE
+    for index, (word, width) in enumerate(zip(words, widths, strict=True)):
+        fill = LABELLED if index in used else WHOLE
         canvas.box(x, y, scale * width, 42, fill, word, size=20 * scale)
         middles.append(x + scale * width / 2)
         x += scale * (width + 5)

@@ -62,8 +62,8 @@ def finetune_flow(canvas: Canvas) -> None:
         canvas.text(76, y, name, "end")
     canvas.box(145, 12, 178, 40, "none", "task and news")
     canvas.box(389, 12, 178, 40, "none", "headline")
-    for place, token in enumerate(TOKENS):
-        x, counts = 84 + 61 * place, place >= PROMPT
+    for index, token in enumerate(TOKENS):
+        x, counts = 84 + 61 * index, index >= PROMPT
         canvas.box(x, 70, 56, 40, "none", token)
         canvas.box(x, 128, 56, 40, "none", token if counts else "−100", thick=3 if counts else 1, bold=counts)
     canvas.text(236.5, 188, "the prompt: no labels")

@@ -42,9 +42,9 @@ def losses_on_groups(losses: Mapping[str, Mapping[int, float]]) -> Picture:
     fig, ax = new(size=(5.6, 4.0))
     curves(ax, losses, colours=_GROUPS, dashes=["-"], marks="osD")
     ends = sorted((list(by_step.items())[-1] for by_step in losses.values()), key=lambda end: end[1])
-    for place, (step, last) in enumerate(ends):
-        below = place > 0 and last < 1.4 * ends[place - 1][1]  # a number is as high as this on the axis
-        above = place + 1 < len(ends) and ends[place + 1][1] < 1.4 * last
+    for index, (step, last) in enumerate(ends):
+        below = index > 0 and last < 1.4 * ends[index - 1][1]  # a number is as high as this on the axis
+        above = index + 1 < len(ends) and ends[index + 1][1] < 1.4 * last
         apart = (8, 7 * (below - above))
         ax.annotate(f"{last:.2f}", (step, last), apart, textcoords="offset points", va="center")
     log(ax, y=(0.05, 0.1, 0.2, 0.5, 1, 2, 5))

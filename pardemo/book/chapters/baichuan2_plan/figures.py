@@ -96,11 +96,11 @@ def rules_and_truth(errors: Mapping[str, Mapping[str, float]]) -> Picture:
     styles = dict(zip(rules, (("holds", ""), ("off", "///"), ("differs", "...")), strict=False))
     high = 0.8 / len(rules)
     for row, by_rule in enumerate(errors.values()):
-        for place, rule in enumerate(rules):
+        for index, rule in enumerate(rules):
             if rule not in by_rule:
                 continue
             colour, hatch = styles[rule]
-            at, value = row + (place - (len(rules) - 1) / 2) * high, 100 * by_rule[rule]
+            at, value = row + (index - (len(rules) - 1) / 2) * high, 100 * by_rule[rule]
             label = rule if rule not in ax.get_legend_handles_labels()[1] else None
             if abs(value) < 1:  # no bar would be seen
                 ax.plot([value], [at], "D", color=COLOURS[colour], markersize=8, linestyle="", label=label, zorder=3)

@@ -183,8 +183,8 @@ def _ring_frame(held: list[list[set]], sent: list[tuple[int, int]]) -> Canvas:
         x, part = left + rank * (wide + gap), wide / ranks
         canvas.text(x + wide / 2, 24, f"rank {rank}", size=22, bold=True)
         for chunk, whose in enumerate(row):
-            for place, owner in enumerate(sorted(whose, key=lambda owner: (owner - chunk) % ranks)):
-                canvas.box(x + place * part, tops[chunk], part, cell, rank_colour(owner), str(owner), thick=0.8)
+            for index, owner in enumerate(sorted(whose, key=lambda owner: (owner - chunk) % ranks)):
+                canvas.box(x + index * part, tops[chunk], part, cell, rank_colour(owner), str(owner), thick=0.8)
             canvas.box(x, tops[chunk], wide, cell, thick=4 if len(whose) == ranks else 1)
     for rank, chunk in sent:
         right, middle, low = left + rank * (wide + gap) + wide, tops[chunk] + cell / 2, tops[-1] + 22

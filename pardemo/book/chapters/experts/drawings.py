@@ -36,8 +36,8 @@ def dispatch_and_combine(canvas: Canvas) -> None:
             for number, (token, expert) in enumerate(choices):
                 text = f"{token}′" if y == 470 else f"{token}→{expert}"
                 canvas.box(x + 40 + number * 74, y, 66, 36, RANKS[rank], text, size=20)
-        for place, (expert, tokens) in enumerate(experts.items()):
-            left = x + place * 150
+        for index, (expert, tokens) in enumerate(experts.items()):
+            left = x + index * 150
             canvas.box(left, 282, 142, 48, KEPT["parameters"], f"expert {expert}", size=20)
             for number, token in enumerate(tokens):
                 canvas.box(left + 46 * number, 232, 42, 36, RANKS[home[token]], token, size=20)

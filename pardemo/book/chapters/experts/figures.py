@@ -57,13 +57,13 @@ def loads_over_time(loads: Mapping[str, Sequence[Sequence[int]]], losses: Mappin
     fig, grid = new(2, 3, size=(6.4, 4.8))
     panels, ax_of_loss = grid[:, :2].flatten(), grid[1, 2]
     colours = [palette.RANKS[e % len(palette.RANKS)] for e in range(len(next(iter(loads.values()))[0]))]
-    for place, (ax, (way, of_steps)) in enumerate(zip(panels, loads.items(), strict=False)):
+    for index, (ax, (way, of_steps)) in enumerate(zip(panels, loads.items(), strict=False)):
         smooth = _smooth(np.asarray(of_steps, float))
         shares = 100 * smooth / smooth.sum(1, keepdims=True)
         ax.stackplot(range(len(shares)), shares.T, colors=colours, edgecolor=palette.INK, linewidth=0.3)
         ax.set(title=way, ylim=(0, 100), xlim=(0, len(shares) - 1))
         ax.grid(visible=False)
-        if place % 2 == 0:
+        if index % 2 == 0:
             ax.set_ylabel("experts' shares, %")
     curves(ax_of_loss, {way: _smooth(np.asarray(curve, float)[:, None])[:, 0] for way, curve in losses.items()})
     first = next(iter(losses.values()))
@@ -110,8 +110,8 @@ def groups_of_experts(
     )
     for ax, (title, groups, kind) in zip(axes, panels, strict=True):
         number = np.empty(size)
-        for place, group in enumerate(groups):
-            number[group] = place % len(palette.RANKS)
+        for index, group in enumerate(groups):
+            number[group] = index % len(palette.RANKS)
         grid = number.reshape(-1, host)
         ax.set(title=title, xlabel=kind, xticks=[], yticks=range(len(grid)))
         ax.grid(visible=False)

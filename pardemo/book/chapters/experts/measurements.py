@@ -36,7 +36,7 @@ def news(rows: int = 2000) -> Text:
     for letter in text:
         counts[letter] = counts.get(letter, 0) + 1
     letters = sorted(counts, key=lambda letter: (-counts[letter], letter))
-    places = {letter: place for place, letter in enumerate(letters)}
+    places = {letter: index for index, letter in enumerate(letters)}
     return Text(torch.tensor([places[letter] for letter in text]), letters)
 
 

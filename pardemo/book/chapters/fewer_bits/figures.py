@@ -22,12 +22,12 @@ def number_lines(numbers: Mapping[str, Sequence[float]], until: float = 8.0) -> 
     """
     fig, axes = new(2, 1, size=(5.8, 4.6))
     positive = {name: np.array([value for value in values if value > 0], float) for name, values in numbers.items()}
-    for place, marks in enumerate(positive.values()):
+    for index, marks in enumerate(positive.values()):
         for ax, shown in zip(axes, (marks, marks[marks <= until]), strict=True):
             if len(marks) > _BAND:
-                ax.barh(place, shown.max(), 0.6, left=shown.min(), color=palette.OTHER)
+                ax.barh(index, shown.max(), 0.6, left=shown.min(), color=palette.OTHER)
             else:
-                ax.vlines(shown, place - 0.3, place + 0.3, color=palette.INK, linewidth=0.7)
+                ax.vlines(shown, index - 0.3, index + 0.3, color=palette.INK, linewidth=0.7)
     axes[0].set_xscale("log", base=2)
     axes[0].set(xlim=(2.0**-20, 2.0**19), title="all of them, by powers of two")
     axes[1].set(xlim=(-0.02 * until, 1.02 * until), title=f"from 0 to {until:g}")
@@ -141,10 +141,10 @@ def tensors_and_formats(
         side = {"parameters": "right", "activations": "left"}.get(kind, "center")  # their hills overlap
         ax.annotate(kind, (2.0 ** (octaves[top] + 0.5), shares[top]), (0, 4), textcoords="offset points", ha=side)
     ax.set(ylabel="per cent of the numbers", ylim=(0, 46))
-    for place, (name, (small, large)) in enumerate(formats.items()):
-        below.barh(place + 0.22, large - small, 0.34, left=small, color=palette.OTHER)
+    for index, (name, (small, large)) in enumerate(formats.items()):
+        below.barh(index + 0.22, large - small, 0.34, left=small, color=palette.OTHER)
         summary = f"{name}: {100 * vanished[name]:.0f} % of the gradients become 0"
-        below.annotate(summary, (2.0**_LEFT, place - 0.2), (4, 0), textcoords="offset points", va="center")
+        below.annotate(summary, (2.0**_LEFT, index - 0.2), (4, 0), textcoords="offset points", va="center")
     below.set(ylim=(len(formats) - 0.4, -0.6), xlabel="size of a number", yticks=[])
     below.set_xscale("log", base=2)
     below.set_xlim(2.0**_LEFT, 2.0**18)

@@ -82,11 +82,11 @@ def shares_of_peak(rows: Mapping[str, tuple[float, float]]) -> Picture:
     fills = {"for the model: MFU": "compute", "recomputed: with it HFU": ("compute", "///"), "not used": ("wait", "")}
     shares = [{name: (mfu, hfu - mfu, 1 - hfu)[at] for name, (mfu, hfu) in rows.items()} for at in range(3)]
     bars(ax, dict(zip(fills, shares, strict=True)), per=0.01, across=True, stacked=True, fills=fills, room=1)
-    for place, (mfu, hfu) in enumerate(rows.values()):
+    for index, (mfu, hfu) in enumerate(rows.values()):
         ink = palette.ink_on(COLOURS["compute"])
-        ax.text(50 * mfu, place, f"{100 * mfu:.0f}", ha="center", va="center", color=ink)
+        ax.text(50 * mfu, index, f"{100 * mfu:.0f}", ha="center", va="center", color=ink)
         if hfu > mfu:
-            ax.text(100 * hfu + 1.5, place, f"HFU {100 * hfu:.0f}", va="center", color=palette.INK)
+            ax.text(100 * hfu + 1.5, index, f"HFU {100 * hfu:.0f}", va="center", color=palette.INK)
     ax.set(xlabel="per cent of the peak")
     key(fig)
     summary = ", ".join(f"{name}: MFU {100 * mfu:.0f}, HFU {100 * hfu:.0f}" for name, (mfu, hfu) in rows.items())

@@ -146,12 +146,12 @@ def labels_at_a_cut(canvas: Canvas) -> None:
     for rank, (x, tokens) in enumerate(zip((184, 412), TOKENS, strict=True)):
         canvas.text(x + 2 * cell, 18, f"rank {rank}", bold=True, size=20)
         right, alone = labels_of(tokens), shifted_alone(tokens)
-        for place, token in enumerate(tokens):
-            at = x + place * cell
+        for index, token in enumerate(tokens):
+            at = x + index * cell
             canvas.box(at, 44, cell, high, RANKS[rank], str(token), size=20)
-            canvas.box(at, 104, cell, high, WHOLE, right[place], size=20)
-            wrong = alone[place] != right[place]
-            canvas.box(at, 164, cell, high, VERDICTS["fails"] if wrong else WHOLE, alone[place], bold=wrong, size=20)
+            canvas.box(at, 104, cell, high, WHOLE, right[index], size=20)
+            wrong = alone[index] != right[index]
+            canvas.box(at, 164, cell, high, VERDICTS["fails"] if wrong else WHOLE, alone[index], bold=wrong, size=20)
     canvas.text(184, 220, "dark: wrong, or missing", "start")
 
 

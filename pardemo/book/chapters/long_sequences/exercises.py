@@ -20,7 +20,7 @@ def check_positions(rank: int, ranks: int, tokens: int):
     right = positions(tokens, rank, ranks).tolist()
     each = tokens // (2 * ranks)
     first, second = right[:each], right[each:]
-    one_too_far = [piece * each + place for piece in (rank, 2 * ranks - rank) for place in range(each)]
+    one_too_far = [piece * each + index for piece in (rank, 2 * ranks - rank) for index in range(each)]
     return right, [
         (positions(tokens, rank, ranks, "plain").tolist(), "this is the plain order, one piece of N"),
         (one_too_far, "pieces are counted from 0, so the last of 2N is piece 2N − 1"),
@@ -106,7 +106,7 @@ def my_positions(rank, ranks, tokens):
     """How many tokens has one of 2N pieces? A rank's two pieces have numbers that add up to 2N − 1."""
     each = tokens // (2 * ranks)  # tokens of a piece
     front, back = rank, 2 * ranks - 1 - rank
-    return [piece * each + place for piece in (front, back) for place in range(each)]
+    return [piece * each + index for piece in (front, back) for index in range(each)]
 
 
 @exercise("merge")

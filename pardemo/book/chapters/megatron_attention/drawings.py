@@ -21,12 +21,12 @@ def attention_heads(canvas: Canvas) -> str:
         for row, letter in enumerate("qkv"):
             y = middle - 68 + 48 * row
             canvas.text(162, y + 20, f"W_{letter}")
-            for place, head in enumerate(heads_of(rank)):
-                canvas.box(184 + place * 36, y, 36, 40, RANKS[rank], str(head), size=20)
+            for index, head in enumerate(heads_of(rank)):
+                canvas.box(184 + index * 36, y, 36, 40, RANKS[rank], str(head), size=20)
         canvas.box(138, middle - 73, 122, 146, thick=1)
         canvas.arrow([(262, middle), (284, middle)])
-        for place, head in enumerate(heads_of(rank)):
-            canvas.box(286, middle - 50 + 54 * place, 92, 46, RANKS[rank], f"head {head}", size=20)
+        for index, head in enumerate(heads_of(rank)):
+            canvas.box(286, middle - 50 + 54 * index, 92, 46, RANKS[rank], f"head {head}", size=20)
         canvas.arrow([(380, middle), (408, middle)])
         canvas.box(410, middle - 45, 66, 90, RANKS[rank], "W_o", size=22)
         canvas.arrow([(478, middle), (g, middle), (g, line + way)])
@@ -91,9 +91,9 @@ def head_by_head(heads: int) -> list[tuple[str, int]]:
 
 
 def _strip(canvas: Canvas, x: float, y: float, rows: list[tuple[str, int]], wide: float = 48) -> None:
-    for place, (letter, head) in enumerate(rows):
+    for index, (letter, head) in enumerate(rows):
         owner = RANKS[head * _RANKS // _HEADS]
-        canvas.box(x + place * wide, y, wide, 40, owner, letter + SUBSCRIPTS[head], thick=1, size=20)
+        canvas.box(x + index * wide, y, wide, 40, owner, letter + SUBSCRIPTS[head], thick=1, size=20)
 
 
 #: From the input on: a part (whether it is cut, its name, a note on dropout), or one of the operators f and g.
@@ -150,11 +150,11 @@ def shared_heads(canvas: Canvas) -> None:
     for rank in range(4):
         x = 10 + 160 * rank
         canvas.text(x + wide, 20, f"rank {rank}", size=22, bold=True)
-        for place, head in enumerate(heads_of(rank)):
-            canvas.box(x + place * wide, 80, wide, 44, RANKS[rank], "q" + SUBSCRIPTS[head], size=20)
-        for place, letter in enumerate("kv"):
+        for index, head in enumerate(heads_of(rank)):
+            canvas.box(x + index * wide, 80, wide, 44, RANKS[rank], "q" + SUBSCRIPTS[head], size=20)
+        for index, letter in enumerate("kv"):
             shared = letter + SUBSCRIPTS[shared_of(rank)]
-            canvas.box(x + place * wide, 172, wide, 32, RANKS[rank], shared, size=20)
+            canvas.box(x + index * wide, 172, wide, 32, RANKS[rank], shared, size=20)
         (other,) = (other for other in range(4) if shared_of(other) == shared_of(rank) and other != rank)
         canvas.box(x, 204, 2 * wide, 26, RANKS[other], f"also rank {other}")
     for left in (76, 396):

@@ -51,9 +51,9 @@ def to_the_owners(canvas: Canvas) -> None:
     for x, lines in titles.items():
         canvas.lines(x + 70, 18, lines, bold=True)
         for rank in range(4):
-            for place in range(4):
-                row_of, matrix = (place, rank) if x == 284 else (rank, place)
-                canvas.box(x + 36 * place, 70 + 52 * rank, 32, 32, RANKS[row_of], "ABCD"[matrix])
+            for index in range(4):
+                row_of, matrix = (index, rank) if x == 284 else (rank, index)
+                canvas.box(x + 36 * index, 70 + 52 * rank, 32, 32, RANKS[row_of], "ABCD"[matrix])
     for rank in range(4):
         canvas.text(8, 86 + 52 * rank, f"rank {rank}", "start")
     for x in (224, 432):

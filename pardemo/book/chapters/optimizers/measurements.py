@@ -52,8 +52,8 @@ def muon_step(way: str, rows: int, columns: int, layers: int) -> MuonStep:
     kind = ShardedMuon if way == "ShardedMuon" else torch.optim.Muon
     optimizer, truth = kind(module.parameters(), lr=LR), torch.optim.Muon(alone.parameters(), lr=LR)
     for step in range(STEPS):
-        for place, (mine, plain) in enumerate(zip(module.parameters(), alone.parameters(), strict=True)):
-            plain.grad = gpt.numbers(rows, columns, seed=100 * step + place).to(device())
+        for index, (mine, plain) in enumerate(zip(module.parameters(), alone.parameters(), strict=True)):
+            plain.grad = gpt.numbers(rows, columns, seed=100 * step + index).to(device())
             mine.grad = distribute_tensor(plain.grad, mesh, [Shard(0)], src_data_rank=None) if sharded else plain.grad
         truth.step()
         with WireMeter() as wire:
@@ -134,8 +134,8 @@ def megatron_layer_wise(width: int, layers: int) -> MuonStep:
         groups = ProcessGroupCollection.use_mpu_process_groups()
         outer = LayerWiseDistributedOptimizer([inner], OptimizerConfig(optimizer="adam"), groups)
         for step in range(STEPS):
-            for place, (mine, plain) in enumerate(zip(module.parameters(), alone.parameters(), strict=True)):
-                plain.grad = mine.grad = gpt.numbers(width, width, seed=100 * step + place).to(device())
+            for index, (mine, plain) in enumerate(zip(module.parameters(), alone.parameters(), strict=True)):
+                plain.grad = mine.grad = gpt.numbers(width, width, seed=100 * step + index).to(device())
             truth.step()
             with WireMeter() as wire:
                 started = time.perf_counter()

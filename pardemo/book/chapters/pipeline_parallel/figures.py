@@ -105,10 +105,10 @@ def held_by_schedule(
         for by_schedule in (measured, predicted)
     )
     bars(ax, held, rule, across=True, fills=dict.fromkeys(ranks, "activations"), room=1.35)
-    for place, (schedule, peaks) in enumerate(measured.items()):
+    for index, (schedule, peaks) in enumerate(measured.items()):
         fullest = peaks.index(max(peaks))
         at, end = (
-            place + (fullest - (len(ranks) - 1) / 2) * 0.84 / len(ranks),
+            index + (fullest - (len(ranks) - 1) / 2) * 0.84 / len(ranks),
             max(peaks[fullest], predicted[schedule][fullest]),
         )
         numbers(ax, [at], [end], [f"{peaks[fullest]:.1f}, rank {fullest}"], across=True)

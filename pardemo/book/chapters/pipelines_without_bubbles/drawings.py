@@ -110,8 +110,8 @@ def filled(course: Course) -> dict[tuple[int, int], str]:
     last = course.schedule.stages - 1
     for rank in range(course.schedule.ranks):
         order = sorted(course.of_rank(rank).items(), key=lambda item: item[1])
-        for place, ((stage, k, kind), (begin, _)) in enumerate(order):
-            later = [computation for computation, _ in order[place + 1 :] if computation[2] != "weight gradients"]
+        for index, ((stage, k, kind), (begin, _)) in enumerate(order):
+            later = [computation for computation, _ in order[index + 1 :] if computation[2] != "weight gradients"]
             if kind != "weight gradients" or not later:
                 continue
             following, batch, direction = later[0]

@@ -61,7 +61,7 @@ def idle_of(spans: Spans, own_ends: bool = False, pairs_twice: bool = False) -> 
     """
     counted = []
     for rank in sorted({rank for rank, _, _ in spans}):
-        mine = sorted((begin, end) for of, begin, end in spans if of == rank)
+        mine = sorted((begin, end) for of_rank, begin, end in spans if of_rank == rank)
         step = mine if own_ends else [(begin, end) for _, begin, end in spans]
         busy, until = 0.0, float("-inf")
         for begin, end in mine:

@@ -76,7 +76,7 @@ def idle_of_last(
 def whole_at_the_end(rank: int, ranks: int, micro_batches: int, chunks: int) -> Iterator[Compute]:
     """DualPipeV whose backwards are whole once no forward is left: MindSpeed's, unless it is told otherwise."""
     steps = orders.table("DualPipeV", ranks, micro_batches)[rank]
-    last = max(place for place, step in enumerate(steps) if isinstance(step, Forward))
+    last = max(index for index, step in enumerate(steps) if isinstance(step, Forward))
     yield from steps[: last + 1]
     for step in steps[last + 1 :]:
         if isinstance(step, pp.BackwardInput):

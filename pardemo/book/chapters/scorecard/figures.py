@@ -55,12 +55,12 @@ def ratios(panels: Mapping[str, Mapping[str, Sequence[tuple[float, str]]]]) -> F
 
 def _panel(ax: Axes, rows: Mapping[str, Sequence[tuple[float, str]]]) -> dict[str, object]:
     drawn: dict[str, object] = {}
-    for place, points in enumerate(rows.values()):
+    for index, points in enumerate(rows.values()):
         for kind, (marker, colour, filled) in POINTS.items():
             kept = [min(ratio - 1, FURTHEST) for ratio, point_kind in points if point_kind == kind]
             if not kept:
                 continue
-            spread = [place + 0.62 * ((0.618 * k) % 1 - 0.5) for k in range(len(kept))]  # even, and the same every time
+            spread = [index + 0.62 * ((0.618 * k) % 1 - 0.5) for k in range(len(kept))]  # even, and the same every time
             drawn[kind] = ax.scatter(
                 kept, spread, s=20, marker=marker, linewidths=0.9, zorder=3, alpha=0.85,
                 facecolors=COLOURS[colour] if filled else "white", edgecolors=COLOURS[colour],

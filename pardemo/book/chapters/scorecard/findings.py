@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pardemo import claims, project
 from pardemo.book.contents import CHAPTERS
 from pardemo.book.run import scorecard
+from pardemo.claims import ClaimRow
 from pardemo.claims.lines import Line
 from pardemo.draw import pictures
 from pardemo.formulas import published
@@ -62,16 +63,18 @@ class Finding:
     def _chapter(self, path: Path) -> str:
         """The notebook that left the picture: the one whose name the picture's begins with."""
         rows_by_claim = claims.by_claim(self._run.rows)
-        own = [rows_by_claim[claim][0]["notebook"] for claim in self._about if claim in rows_by_claim]
-        drawn = [name for name in [*own, *self._run.chapters] if path.stem.startswith(f"{project.chapter_name(name)}_")]
+        notebooks = [rows_by_claim[claim][0]["notebook"] for claim in self._about if claim in rows_by_claim]
+        drawn = [
+            name for name in [*notebooks, *self._run.chapters] if path.stem.startswith(f"{project.chapter_name(name)}_")
+        ]
         return f"{drawn[0]}.ipynb" if drawn else ""
 
 
-def furthest(rows: Iterable[dict[str, Any]], most: int = 5) -> "HTML":
+def furthest(rows: Iterable[ClaimRow], most: int = 5) -> "HTML":
     """The claims that are off by the largest factors, one line each: the case that is furthest, and why."""
     from IPython.display import HTML
 
-    furthest_by_claim: dict[str, tuple[float, dict[str, Any]]] = {}
+    furthest_by_claim: dict[str, tuple[float, ClaimRow]] = {}
     for row in rows:
         value = scorecard.ratio(row) if row["verdict"] == "off" else None
         if value and value > 0:
@@ -83,7 +86,7 @@ def furthest(rows: Iterable[dict[str, Any]], most: int = 5) -> "HTML":
     return HTML("".join(_missed(factor, row) for factor, row in ranked) or "<p>None.</p>")
 
 
-def _missed(factor: float, row: dict[str, Any]) -> str:
+def _missed(factor: float, row: ClaimRow) -> str:
     case = f" ({html.escape(row['case'])})" if row["case"] else ""
     figures = f"{claims.predicted_text(row)}, found {claims.short(row['measured'])} {row['unit']}".strip()
     return (
@@ -92,13 +95,13 @@ def _missed(factor: float, row: dict[str, Any]) -> str:
     )
 
 
-def _link(row: dict[str, Any]) -> str:
+def _link(row: ClaimRow) -> str:
     """To a claim's chapter, by its title; the claim's id is a hover text."""
     title = CHAPTERS.get(project.chapter_name(row["notebook"]), row["notebook"])
     return f'<a href="{row["notebook"]}.ipynb" title="{html.escape(row["claim"])}">{html.escape(title)}</a>'
 
 
-def of_papers(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def of_papers(rows: Sequence[ClaimRow]) -> list[dict[str, Any]]:
     """For each paper its cases by verdict, and how far measured and printed are apart at most."""
     table = []
     for start, name in scorecard.PAPERS.items():

@@ -52,7 +52,7 @@ def check_exposed(communication: Bars, computation: Bars):
     """Checks how long something of the first is open and nothing of the second; in any order, and they may overlap."""
     return my_exposed(communication, computation), [
         (
-            sum(my_exposed([one], computation) for one in communication),
+            sum(my_exposed([span], computation) for span in communication),
             "two that wait at the same time are counted twice",
         ),
         (my_exposed(communication, []), "that is all of the communication, hidden or not"),
@@ -63,14 +63,14 @@ def check_exposed(communication: Bars, computation: Bars):
 def my_own(bars):
     """Walk through the bars in the order of their begins, and keep a pile of those that are still open. Whose time
     does a new bar take?"""
-    own, open_bars = [end - begin for begin, end in bars], []  # numbers of bars that are not over
+    seconds, open_bars = [end - begin for begin, end in bars], []  # numbers of bars that are not over
     for number, (begin, end) in enumerate(bars):
         while open_bars and bars[open_bars[-1]][1] <= begin:
             open_bars.pop()
         if open_bars:
-            own[open_bars[-1]] -= end - begin
+            seconds[open_bars[-1]] -= end - begin
         open_bars.append(number)
-    return own
+    return seconds
 
 
 @exercise("exposed")

@@ -50,10 +50,10 @@ def vocabulary_loss(canvas: Canvas) -> str:
     loss = top + math.log(total) - picked
     for rank, x in enumerate(lefts):
         canvas.text(x + 2 * cell, 20, f"rank {rank}", size=22, bold=True)
-        for place in range(half):
-            word = rank * half + place
-            canvas.text(x + (place + 0.5) * cell, 50, str(word))
-            canvas.box(x + place * cell, 66, cell, 42, RANKS[rank], str(LOGITS[word]), size=20)
+        for index in range(half):
+            word = rank * half + index
+            canvas.text(x + (index + 0.5) * cell, 50, str(word))
+            canvas.box(x + index * cell, 66, cell, 42, RANKS[rank], str(LOGITS[word]), size=20)
     label = lefts[LABEL // half] + LABEL % half * cell
     canvas.box(label, 66, cell, 42, thick=4)
     canvas.text(0, 50, "word", "start")
@@ -92,18 +92,18 @@ def vocabulary_lookup(canvas: Canvas) -> None:
         canvas.text(x, 20, words, bold=True, size=20)
     for rank, top in enumerate((64, 206)):
         canvas.text(10, top - 18, f"rank {rank}", "start")
-        for place in range(2):
-            word = 2 * rank + place
-            canvas.box(10, top + 43 * place, 102, 40, RANKS[rank], f"row {word}", size=20)
+        for index in range(2):
+            word = 2 * rank + index
+            canvas.box(10, top + 43 * index, 102, 40, RANKS[rank], f"row {word}", size=20)
         canvas.arrow([(114, top + 41), (146, top + 41)])
-        for place, word in enumerate(TOKENS):
+        for index, word in enumerate(TOKENS):
             fill, text = (RANKS[rank], f"row {word}") if word // 2 == rank else (WHOLE, "0")
-            canvas.box(150, top - 14 + 38 * place, 134, 35, fill, text, size=20)
+            canvas.box(150, top - 14 + 38 * index, 134, 35, fill, text, size=20)
         canvas.arrow([(286, top + 41), (350, top + 41), (350, 146 if rank == 0 else 186)], _TALK)
     canvas.box(304, 148, 132, 36, _TALK, "all-reduce", size=20)
     canvas.arrow([(438, 166), (480, 166)], _TALK)
-    for place, word in enumerate(TOKENS):
-        canvas.box(484, 109 + 38 * place, 134, 35, RANKS[word // 2], f"row {word}", size=20)
+    for index, word in enumerate(TOKENS):
+        canvas.box(484, 109 + 38 * index, 134, 35, RANKS[word // 2], f"row {word}", size=20)
 
 
 def three_numbers() -> tuple[list[int], list[float], list[int]]:

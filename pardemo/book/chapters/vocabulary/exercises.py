@@ -19,7 +19,7 @@ TOKENS, VOCABULARY = 16384, 64
 
 def check_vocabulary_loss(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> str:
     """``function(logits, targets)`` is each token's cross-entropy for 3 numbers per token, without overflow."""
-    sent, calls = (max(each) for each in zip(*on_ranks(RANKS, _try_loss, function, fresh_seed()), strict=True))
+    sent, calls = (max(of_ranks) for of_ranks in zip(*on_ranks(RANKS, _try_loss, function, fresh_seed()), strict=True))
     numbers = sent / communication.ring_all_reduce(4 * TOKENS, RANKS).sent
     best = formulas.loss_elements(1)
     if numbers > best * 1.1:

@@ -144,13 +144,13 @@ def chosen_layouts(chosen: Mapping[str, Candidate]) -> Picture:
     ]  # fmt: skip
     fills = {name: colour for name, (_, colour) in _DIMENSIONS.items()}
     bars(lower, wide, across=True, stacked=True, text=shared, fills=fills, room=1.4)
-    for place, job in enumerate(jobs):
+    for index, job in enumerate(jobs):
         end = 0.0
         for name, cuts in sizes.items():
-            if cuts[place] > 1:
-                text = f"{name[-1]} {cuts[place]}" if cuts[place] > 2 else "2"  # its box is too narrow for the letter
+            if cuts[index] > 1:
+                text = f"{name[-1]} {cuts[index]}" if cuts[index] > 2 else "2"  # its box is too narrow for the letter
                 ink = palette.ink_on(fills[name])
-                lower.text(end + wide[name][job] / 2, place, text, ha="center", va="center", color=ink)
+                lower.text(end + wide[name][job] / 2, index, text, ha="center", va="center", color=ink)
             end += wide[name][job]
     ticks = range(0, int(lower.get_xlim()[1] / 1.4) + 1, 3)
     lower.set_xticks(list(ticks), [f"{2**tick:,}" for tick in ticks])

@@ -54,16 +54,18 @@ def halves(folder: Path) -> dict[str, tuple[float, float, float]]:
     return errors_by_table
 
 
-def larger_over_smaller(of: Mapping[str, tuple[float, float, float]]) -> dict[str, float]:
+def larger_over_smaller(by_table: Mapping[str, tuple[float, float, float]]) -> dict[str, float]:
     """Divides the larger by the smaller of the two means of each table of :func:`halves`."""
-    return {table: max(means) / min(means) for table, (*means, _) in of.items()}
+    return {table: max(means) / min(means) for table, (*means, _) in by_table.items()}
 
 
-def rows_of_halves(of: Mapping[str, tuple[float, float, float]], timed: Iterable[ComparedRun]) -> list[dict[str, str]]:
+def rows_of_halves(
+    by_table: Mapping[str, tuple[float, float, float]], timed: Iterable[ComparedRun]
+) -> list[dict[str, str]]:
     """:func:`halves` as a table, and as its last row nanotron's runs with those that hardly computed."""
     rows = [
         {"table": name.replace("_", " "), "fitted": f"{fitted:.1%}", "kept back": f"{kept:.1%} ± {chance:.1%}"}
-        for name, (fitted, kept, chance) in of.items()
+        for name, (fitted, kept, chance) in by_table.items()
     ]
     errors = against.errors(x.error for x in timed if x.run.source == "nanotron")
     every = f"all {errors['runs']} runs of nanotron"
@@ -118,8 +120,8 @@ def errors_with_experts(of_nvidia: Iterable[ComparedRun]) -> list[dict[str, Any]
         sides["experts" if x.run.job.shape.experts else "dense"].append(x.error)
     errors = {name: against.errors(some) for name, some in sides.items()}
     return [
-        {"models": name, "runs": of["runs"], "mean": f"{of['mean']:.1%}", "within 15 %": f"{of['within 15 %']:.0%}"}
-        for name, of in errors.items()
+        {"models": name, "runs": row["runs"], "mean": f"{row['mean']:.1%}", "within 15 %": f"{row['within 15 %']:.0%}"}
+        for name, row in errors.items()
     ]
 
 

@@ -22,10 +22,10 @@ def two_machines(canvas: Canvas, inside: float, between: float) -> str:
     for node, left in enumerate((10, 350)):
         canvas.box(left, 30, 280, 168)
         canvas.text(left + 140, 14, f"node {node}", bold=True)
-        for place in range(8):
-            x, y = left + 22 + 64 * (place % 4), 46 + 82 * (place // 4)
-            canvas.box(x, y, 44, 38, rank_colour(place), str(8 * node + place))
-            canvas.line([(x + 22, y + 38 * (place < 4)), (x + 22, 106)], thick=3)
+        for index in range(8):
+            x, y = left + 22 + 64 * (index % 4), 46 + 82 * (index // 4)
+            canvas.box(x, y, 44, 38, rank_colour(index), str(8 * node + index))
+            canvas.line([(x + 22, y + 38 * (index < 4)), (x + 22, 106)], thick=3)
         canvas.line([(left + 16, 105), (left + 264, 105)], thick=10)
         canvas.text(left + 140, 183, f"NVLink: {inside:.0f} GB/s each")
     canvas.arrow([(150, 201), (150, 226), (490, 226), (490, 201)], _TALK, 3, both=True)

@@ -66,7 +66,7 @@ def link_times(links: Mapping[str, tuple[float, float]], notes: Mapping[str, str
     fig, ax = new(size=(6.2, 4.8))
     kinds = [name.split()[0] for name in links]
     shades = dict(zip(dict.fromkeys(kinds), (*WAYS[:3], palette.INK, palette.OTHER), strict=True))
-    dashes = [DASHES[kinds[:place].count(kind)] for place, kind in enumerate(kinds)]
+    dashes = [DASHES[kinds[:index].count(kind)] for index, kind in enumerate(kinds)]
     sizes = np.geomspace(1e2, 1e10, 60)
     lines = {f"{name}: {notes[name]}": {n: alpha + n / rate for n in sizes} for name, (rate, alpha) in links.items()}
     curves(ax, lines, colours=[shades[kind] for kind in kinds], dashes=dashes)

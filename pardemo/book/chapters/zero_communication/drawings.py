@@ -30,12 +30,12 @@ def zero_traffic(canvas: Canvas) -> None:
     for number, (name, end) in enumerate(rows.items()):
         y, late = 34 + 106 * number, (_THIRD + 6) * (name == "ZeRO-3")  # its first layer has to be there first
         canvas.text(_LEFT, y + 12, name, "start", bold=True, size=20)
-        x_forward = [_LEFT + late + place * _FORWARD for place in range(3)]
-        x_backward = [back + late + place * _BACKWARD for place in range(3)]
+        x_forward = [_LEFT + late + index * _FORWARD for index in range(3)]
+        x_backward = [back + late + index * _BACKWARD for index in range(3)]
         x = after + late
-        for place in range(3):
-            canvas.box(x_forward[place], y + 28, _FORWARD, _HIGH, DONE["forward"], str(place + 1))
-            canvas.box(x_backward[place], y + 28, _BACKWARD, _HIGH, DONE["backward"], str(3 - place))
+        for index in range(3):
+            canvas.box(x_forward[index], y + 28, _FORWARD, _HIGH, DONE["forward"], str(index + 1))
+            canvas.box(x_backward[index], y + 28, _BACKWARD, _HIGH, DONE["backward"], str(3 - index))
         if name == "ZeRO-3":  # the next layer's parameters arrive while this one computes
             for at in (_LEFT, *(x + 4 for x in x_forward), *(x + 1 for x in x_backward[:2])):
                 _travels(canvas, at, y, "AG parameters", 1)
@@ -77,16 +77,16 @@ def shards_on_nodes(canvas: Canvas) -> None:
         for node, x in enumerate((8, 440)):
             canvas.box(x, y + 30, 192, 108, thick=1.5)
             canvas.text(x + 192, y + 12, f"node {node}", "end")
-            for place in range(2):
-                left, wide, rank = x + 14 + 88 * place, 32 if name == "hpZ" else 72, 2 * node + place
-                halves = [2 * place, 2 * place + 1]
+            for index in range(2):
+                left, wide, rank = x + 14 + 88 * index, 32 if name == "hpZ" else 72, 2 * node + index
+                halves = [2 * index, 2 * index + 1]
                 parts(canvas, left, y + 40, wide, 64, 4, halves if name == "HSDP" else [rank], KEPT["parameters"])
                 if name == "hpZ":
                     parts(canvas, left + 40, y + 40, wide, 64, 4, halves, second)
                 canvas.text(left + 36, y + 120, f"rank {rank}")
         middle = y + 84
-        for place, word in enumerate(crossing):
-            level = middle + 40 * (place - (len(crossing) - 1) / 2)
+        for index, word in enumerate(crossing):
+            level = middle + 40 * (index - (len(crossing) - 1) / 2)
             colour = KEPT["parameters"] if "gather" in word else KEPT["gradients"]
             canvas.arrow([(210, level + 10), (430, level + 10)], colour, 4, both=True)
             canvas.text(320, level - 6, word)

@@ -12,7 +12,7 @@ from pardemo.formulas import memory
 def check_bytes(params: int, n: int, stage: int, k: int):
     """The bytes of model states on a rank."""
     right, of_zero1 = (
-        memory.model_states_bytes(params, n, of, memory.StateBytes(optimizer=k)) for of in (stage, min(stage, 1))
+        memory.model_states_bytes(params, n, cut, memory.StateBytes(optimizer=k)) for cut in (stage, min(stage, 1))
     )
     return right, [
         (lambda answer: stage == 2 and abs(answer - of_zero1) < 1, "ZeRO-2 shards the gradients, too"),

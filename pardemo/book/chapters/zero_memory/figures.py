@@ -29,10 +29,10 @@ def kept_by_stage(states: Mapping[str, Mapping[str, float]], expected: Sequence[
     sums = [sum(kinds[kind] for kind in MODEL_STATES) for kinds in states.values()]
     more = np.subtract([peaks[way] for way in states], sums)
     ax.bar(range(len(sums)), more, 0.22, bottom=sums, color=palette.OTHER, zorder=2, label="in the step, for a moment")
-    for place, (total, peak) in enumerate(zip(sums, peaks.values(), strict=True)):
+    for index, (total, peak) in enumerate(zip(sums, peaks.values(), strict=True)):
         above = {"xytext": (0, 3), "textcoords": "offset points"}
-        ax.annotate(f"{total:.3g}", (place - 0.33, total), fontweight="bold", **above)
-        ax.annotate(f"{peak:.3g}", (place - 0.11, peak), **above)
+        ax.annotate(f"{total:.3g}", (index - 0.33, total), fontweight="bold", **above)
+        ax.annotate(f"{peak:.3g}", (index - 0.11, peak), **above)
     ax.set_yticks(range(0, int(max(peaks.values())) + 1, 4))
     ax.set(ylabel=f"bytes for each parameter (N = {ranks})", ylim=(0, 1.12 * max(peaks.values())))
     ax.legend()
@@ -118,10 +118,10 @@ def room_on_a_gpu(states: Mapping[int, Mapping[str, float]], gathered: Mapping[i
         series[f"_{sample}"] = {names[stage]: sample_bytes * (sample < count) for stage, count in counts.items()}
         fills[f"_{sample}"] = "activations"
     bars(ax, series, per=1e9, across=True, stacked=True, fills=fills)
-    for place, stage in enumerate(states):
+    for index, stage in enumerate(states):
         peak = in_step[stage] * 7.5
-        ax.plot([peak, peak], [place - 0.4, place + 0.4], color="black", linewidth=2, zorder=4)
-        at = (room_bytes / 1e9, place)
+        ax.plot([peak, peak], [index - 0.4, index + 0.4], color="black", linewidth=2, zorder=4)
+        at = (room_bytes / 1e9, index)
         ax.annotate(f"{counts[stage]} samples", at, (6, 0), textcoords="offset points", va="center")
     line = {"color": palette.VERDICTS["fails"], "linewidth": 2}
     ax.axvline(room_bytes / 1e9, label="92 % of the memory", zorder=3, **line)

@@ -63,7 +63,7 @@ class _Watched(Arena):
 
     def take(self, size: int) -> int:
         if size in TEMPORARIES and not self.problem:
-            kept = [of for of in self.taken.values() if of not in TEMPORARIES]
+            kept = [owner for owner in self.taken.values() if owner not in TEMPORARIES]
             if len(kept) < len(self.taken):
                 self.problem = "Two temporaries are there at a time: give the first one back before the next."
             elif sum(kept) < CHECKPOINT * len(self.temporaries):

@@ -12,15 +12,13 @@ from pardemo import claims, project
 from pardemo.book.run import endings, scorecard
 from pardemo.book.run.endings import NotebookEnding
 from pardemo.book.run.report import pages
-from pardemo.claims import lines
+from pardemo.claims import ClaimRow, lines
 from pardemo.draw import page_style, pictures
 
 TEMPLATES = Path(__file__).resolve().parent
 
 
-def write_pages(
-    folder: Path, ended: list[NotebookEnding], rows: list[dict[str, Any]], into: Path | None = None
-) -> Path:
+def write_pages(folder: Path, ended: list[NotebookEnding], rows: list[ClaimRow], into: Path | None = None) -> Path:
     """Builds the pages from a run's outcomes and claims, and from the executed copies and pictures in ``folder``.
 
     They go ``into`` another folder, or beside the copies.
@@ -28,7 +26,7 @@ def write_pages(
     into = into or folder
     addresses = {claim: pages.to_page(address) for claim, address in scorecard.links(folder, rows).items()}
     there = [outcome.notebook for outcome in ended if pages.executed_copy(folder, outcome.notebook)]
-    by_notebook: dict[str, list[dict[str, Any]]] = {outcome.notebook: [] for outcome in ended}
+    by_notebook: dict[str, list[ClaimRow]] = {outcome.notebook: [] for outcome in ended}
     for row in rows:
         by_notebook.setdefault(row["notebook"], []).append(row)
     chapters = [_chapter(folder, each, by_notebook[each.notebook], addresses, each.notebook in there) for each in ended]
@@ -81,7 +79,7 @@ def rebuild(folder: Path, into: Path | None = None) -> Path:
 
 
 def _chapter(
-    folder: Path, outcome: NotebookEnding, booked: list[dict[str, Any]], addresses: dict[str, str], has_page: bool
+    folder: Path, outcome: NotebookEnding, booked: list[ClaimRow], addresses: dict[str, str], has_page: bool
 ) -> dict[str, Any]:
     name = outcome.notebook
     drawn = [_picture(p) for p in pictures.of_notebook(folder, name)]
@@ -109,7 +107,7 @@ def _by_section(booked: list[dict[str, Any]], headings: dict[str, str]) -> dict[
     return grouped
 
 
-def _claim(cases: list[dict[str, Any]], addresses: dict[str, str]) -> dict[str, Any]:
+def _claim(cases: list[ClaimRow], addresses: dict[str, str]) -> dict[str, Any]:
     """A claim with its cases; what is said of all of them once."""
     first = cases[0]
     tolerance = f"Tolerance: {first['because'].removesuffix('.')}." if first["because"] else ""
@@ -128,7 +126,7 @@ def _claim(cases: list[dict[str, Any]], addresses: dict[str, str]) -> dict[str, 
     }
 
 
-def _table_row(row: dict[str, Any], address: str) -> dict[str, Any]:
+def _table_row(row: ClaimRow, address: str) -> dict[str, Any]:
     """A case as the report shows it: the unit stands before the tolerance, ``5.64 % ± 10 %``, as in the chapters."""
     predicted, plus_minus, tolerance = claims.predicted_text(row).partition(" ± ")
     return {

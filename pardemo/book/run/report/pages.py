@@ -65,15 +65,15 @@ def write_page(folder: Path, name: str, chapters: list[dict[str, Any]], into: Pa
 
     body = _addressed(_exporter().from_notebook_node(_with_drawings(folder, name))[0])
     there = [chapter for chapter in chapters if chapter["page"]]
-    place = [chapter["name"] for chapter in there].index(name)
+    number = [chapter["name"] for chapter in there].index(name)
     page = (
         environment()
         .get_template("page.html.j2")
         .render(
             body=_unbroken(_legible(linked(body, {chapter["name"] for chapter in there}))),
-            chapter=there[place],
-            before=there[place - 1] if place else None,
-            after=there[place + 1] if place + 1 < len(there) else None,
+            chapter=there[number],
+            before=there[number - 1] if number else None,
+            after=there[number + 1] if number + 1 < len(there) else None,
             sections=sections(body),
             asks="data-question=" in body,
             highlight=highlight(),

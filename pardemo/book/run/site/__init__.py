@@ -67,8 +67,8 @@ def build_site(run: Path, out: Path, find_pyodide: Callable[[], Path | None] = l
     report.rebuild(run, into=new)
     plan_page.write_plan_page(new, runtime)
     entries = [*_entries(run, new), Entry(plan_page.FILE, plan_page.TITLE, "", plan_page.body(runtime is not None))]
-    for place, entry in enumerate(entries):
-        (new / entry.file).write_text(_framed(entries, place), encoding="utf-8")
+    for index, entry in enumerate(entries):
+        (new / entry.file).write_text(_framed(entries, index), encoding="utf-8")
     page = (new / "report.html").read_text(encoding="utf-8")
     back = f'<main>\n<p><a href="{FIRST}">← What it is</a></p>'
     (new / "report.html").write_text(page.replace("<main>", back, 1), encoding="utf-8")

@@ -43,7 +43,7 @@ def body(with_python: bool) -> str:
     return template.render(
         with_python=with_python, folder=FOLDER, version=pyodide.VERSION, styles=_styles(), first=FIRST_QUESTION,
         models=_models(), gpus=list(hardware.GPUS), links=links,
-        programs={name: each.fitted_to for name, each in PROGRAMS.items()}, usual_program=layout_command.PROGRAM,
+        programs={name: program.fitted_to for name, program in PROGRAMS.items()}, usual_program=layout_command.PROGRAM,
         precisions=hardware.PRECISIONS, gigabits=GIGABITS, usual_link=hardware.USUAL_LINK,
         usual_sequence=layout_command.SEQUENCE,
     )  # fmt: skip

@@ -15,7 +15,7 @@ from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.launch import settings
 from pardemo.planner.layouts.launch.facts import ModelFacts
 from pardemo.planner.layouts.layout import Layout
-from pardemo.planner.layouts.step import pieces
+from pardemo.planner.layouts.step import piece_layers
 
 FILE = "megatron.sh"
 ENVIRONMENT = {"MEGATRON": "Megatron-LM"}
@@ -99,11 +99,11 @@ def _values(job: Job, layout: Layout, model: ModelFacts) -> dict[str, Any]:
 def uneven(job: Job, layout: Layout) -> str:
     """Pieces in the order of the layers: E embedding, t a layer, m one that predicts further tokens, L the loss.
 
-    As many in each as :func:`~pardemo.planner.layouts.step.pieces` counts. Form: ``PipelineParallelLayerLayout``
+    As many in each as :func:`~pardemo.planner.layouts.step.piece_layers` counts. Form: ``PipelineParallelLayerLayout``
     of megatron-core.
     """
     shape = job.shape
-    start, *middle, last = (_letters(count) for count in pieces(shape, layout.pp * layout.chunks))
+    start, *middle, last = (_letters(count) for count in piece_layers(shape, layout.pp * layout.chunks))
     text = "".join(
         f"({piece}|)*{len(alike)}" if len(alike := [*equal]) > 1 else f"{piece}|" for piece, equal in groupby(middle)
     )

@@ -33,7 +33,7 @@ def fill(settings: Any, values: Mapping[str, Any]) -> Any:
     if isinstance(settings, str) and settings.startswith("="):
         return look_up(settings[1:], values)
     if isinstance(settings, list):
-        return [fill(each, values) for each in settings]
+        return [fill(setting, values) for setting in settings]
     if not isinstance(settings, dict):
         return settings
     filled = ((key, value, fill(value, values)) for key, value in settings.items())

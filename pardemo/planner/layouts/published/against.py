@@ -14,7 +14,7 @@ from pardemo.planner.layouts.programs import Program, fitted_releases
 from pardemo.planner.layouts.published.loaders import load, nvidia_program
 from pardemo.planner.layouts.published.runs import PublishedRun
 from pardemo.planner.layouts.search import expected
-from pardemo.planner.layouts.step import PredictedStep, predict_step, why_not
+from pardemo.planner.layouts.step import PredictedStep, predict_step, refusal_of_layout
 
 LEAST_MFU = 0.05  # below it a run hardly computed: what it waited for is not in the model
 
@@ -51,7 +51,7 @@ class ComparedRun:
     @property
     def refused(self) -> str:
         """The reason why the layout cannot be run at all, whatever it takes; "" where it can."""
-        return why_not(self.run.job, self.run.layout)
+        return refusal_of_layout(self.run.job, self.run.layout)
 
     @property
     def fits(self) -> bool:

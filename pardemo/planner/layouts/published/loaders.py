@@ -77,14 +77,14 @@ def _run(row: Cells, number: int) -> PublishedRun:
     if "w/ MTP" in row.text("Model") or (words == "DeepSeekV3" and release.startswith("26.")):
         model = replace(model, mtp_layers=1)
     gpu = (values.text("System") or named[1]).removeprefix("DGX-")
-    gpus = values.whole("#-GPUs")
+    gpus = values.integer("#-GPUs")
     host_gpus = min(RACK if gpu.startswith("G") else 8, gpus)
     precision = (
         values.one_of("Precision", _TABLES["precisions"]) if values.has("Precision") else ("fp8", _SECOND[gpu])[number]
     )
     degrees = {name.lower(): _degree(values, name) for name in ("TP", "PP", "CP", "EP")}
     dp = gpus // (degrees["tp"] * degrees["pp"] * degrees["cp"])
-    micro, batch = values.whole("MBS"), values.whole("GBS")
+    micro, batch = values.integer("MBS"), values.integer("GBS")
     fsdp = values.text("FSDP") not in ("", "0", "n/a")
     recipe = recipes().get((release, words, gpu), {})  # what is not said is as the program usually does it
     shared = "zero3" if fsdp else "zero1" if dp * degrees["cp"] > 1 else "none"
@@ -99,7 +99,7 @@ def _run(row: Cells, number: int) -> PublishedRun:
         wrong = f"says EP {layout.ep} among {layout.tp * layout.replicas} ranks"
     job = Job(
         model, _machine(gpu, gpus, host_gpus, ADAPTER[gpu] * host_gpus), nvidia_program(release),
-        values.whole("Sequence Length"), precision=precision, dispatch=recipe.get("dispatch", ""),
+        values.integer("Sequence Length"), precision=precision, dispatch=recipe.get("dispatch", ""),
         graphs=recipe["graphs"] == "1" if recipe else None, overlap=recipe.get("overlap") == "1",
         dropless="tokendrop" not in row.text("Model"), tuning=LORA if "> LoRA " in row.text("headings") else FULL,
     )  # fmt: skip
@@ -139,7 +139,7 @@ def _value(text: str, number: int) -> str:
 
 
 def _degree(values: Cells, name: str) -> int:
-    return 1 if values.text(name) in ("", "n/a") else values.whole(name)
+    return 1 if values.text(name) in ("", "n/a") else values.integer(name)
 
 
 def _heading(text: str) -> tuple[str, tuple[str, str]]:
@@ -166,38 +166,38 @@ ROCE = 1600  # LLM-Foundry's A100 hosts, in its tables' headings
 def nanotron(row: Cells) -> Iterator[PublishedRun]:
     """Yields a run of the Ultra-Scale Playbook's benchmarks: fp32 gradients, no recomputation, sequence parallel."""
     layout = Layout(
-        tp=row.whole("tp"), pp=row.whole("pp"), dp=row.whole("dp"),
-        sharding=row.one_of("zero", {"0": "none", "1": "zero1"}), micro_batch=row.whole("mbs"),
-        accumulation=row.whole("grad_acc"), sequence_parallel=True,
+        tp=row.integer("tp"), pp=row.integer("pp"), dp=row.integer("dp"),
+        sharding=row.one_of("zero", {"0": "none", "1": "zero1"}), micro_batch=row.integer("mbs"),
+        accumulation=row.integer("grad_acc"), sequence_parallel=True,
     )  # fmt: skip
     ended = row.one_of("status", {"ok": "ok", "crashed or oom": "failed"})
     tokens = row.number("tokens_per_s_per_gpu", 0) if row.has("tokens_per_s_per_gpu") and ended == "ok" else 0.0
     shape = Shape(*row.one_of("model", _TABLES["nanotron"]), name=row.text("model"))  # type: ignore[misc]
-    job = Job(shape, _machine("H100", row.whole("nodes") * 8, 8, EFA), NANOTRON, 4096)
+    job = Job(shape, _machine("H100", row.integer("nodes") * 8, 8, EFA), NANOTRON, 4096)
     peak = row.number("memory_gb") * 2**30 if row.has("memory_gb") and tokens else None
-    yield _published("nanotron", job, layout, tokens=tokens, peak=peak, batch=row.whole("gbs"))
+    yield _published("nanotron", job, layout, tokens=tokens, peak=peak, batch=row.integer("gbs"))
 
 
 def megatron_deepspeed(row: Cells) -> Iterator[PublishedRun]:
     """Yields the run of a row of vTrain's: GPT, everything recomputed, attention unfused."""
-    layers, hidden, heads = (row.whole(name) for name in ("# layers", "hidden size", "attention heads"))
-    sequence, micro, dp = (row.whole(name) for name in ("sequence length", "micro batch", "data parallelism"))
+    layers, hidden, heads = (row.integer(name) for name in ("# layers", "hidden size", "attention heads"))
+    sequence, micro, dp = (row.integer(name) for name in ("sequence length", "micro batch", "data parallelism"))
     layout = Layout(
-        tp=row.whole("tensor parallelism"), pp=row.whole("pipeline parallelism"), dp=dp, micro_batch=micro,
-        accumulation=row.whole("global batch", micro * dp) // micro // dp, recompute="full",
+        tp=row.integer("tensor parallelism"), pp=row.integer("pipeline parallelism"), dp=dp, micro_batch=micro,
+        accumulation=row.integer("global batch", micro * dp) // micro // dp, recompute="full",
     )  # fmt: skip
     shape = gpt(layers, hidden, heads, 51200, sequence, f"GPT {layers} × {hidden}")
-    machine = _machine("A100-80GB", row.whole("# GPUs"), 8, 4 * 200)
+    machine = _machine("A100-80GB", row.integer("# GPUs"), 8, 4 * 200)
     job = Job(shape, machine, PROGRAMS["megatron-deepspeed"], sequence, fused=False)
     yield _published("Megatron-DeepSpeed", job, layout, seconds=row.number("iteration time (ms)") / 1e3)
 
 
 def llm_foundry(row: Cells) -> Iterator[PublishedRun]:
     """Yields the run of a row of MosaicML's: MPT with FSDP."""
-    sequence, gpus = row.whole("SeqLen (T)"), row.whole("# GPUs")
+    sequence, gpus = row.integer("SeqLen (T)"), row.integer("# GPUs")
     layout = Layout(
         dp=gpus, sharding=row.one_of("Sharding Strategy", {"FULL_SHARD": "zero3", "SHARD_GRAD_OP": "zero2"}),
-        micro_batch=row.whole("MicroBatchSize"), accumulation=row.whole("GradAccum"),
+        micro_batch=row.integer("MicroBatchSize"), accumulation=row.integer("GradAccum"),
         recompute="full" if row.one_of("Activation Checkpointing", TRUTH) else "none",
     )  # fmt: skip
     a100s = {f"a100_{size}gb": (f"A100-{size}GB", ROCE) for size in (80, 40)}
@@ -247,7 +247,7 @@ def read(path: Path, left_out: list[str] | None = None) -> list[PublishedRun]:
         raise ValueError(f"{path.name}: its columns are those of none of the published tables")
     if missing := [column for column in _COLUMNS[name] if column not in header]:
         raise ValueError(f"{path.name} is {name} table but has no column {', '.join(missing)}")
-    return runs.each(path, lines, lambda row: _READERS[name](Cells(row)), left_out)
+    return runs.read_each(path, lines, lambda row: _READERS[name](Cells(row)), left_out)
 
 
 def load(path: Path, measured: GpuProfile | None = None, left_out: list[str] | None = None) -> list[PublishedRun]:
@@ -262,10 +262,10 @@ def load(path: Path, measured: GpuProfile | None = None, left_out: list[str] | N
     if not knows(path):
         return runs.read(path, measured, left_out)
     published = read(path, left_out)
-    for place, run in enumerate(published):
+    for index, run in enumerate(published):
         cluster = run.job.machine
         if measured and cluster.gpu.name == measured.gpu.name:
             link = measured.measured_link or Link(path.name, cluster.between)
             cluster = measured.on_hosts(cluster.gpus, cluster.host_gpus, link)
-            published[place] = replace(run, job=replace(run.job, machine=cluster))
+            published[index] = replace(run, job=replace(run.job, machine=cluster))
     return published

@@ -73,7 +73,7 @@ def longer(
     predicted, linear = planned(model, tp, dp, overlap=overlap, gradient_bytes=gradient_bytes), model.linear_seconds(tp)
     tensor, data = (predicted.parts.get(f"{kind}-parallel traffic", 0.0) for kind in ("tensor", "data"))
     seconds = (predicted.seconds - tensor - data - linear, tensor, data)
-    return {part: 100 * each / linear for part, each in zip(PARTS, seconds, strict=True)}
+    return {part: 100 * part_s / linear for part, part_s in zip(PARTS, seconds, strict=True)}
 
 
 def figure_5() -> dict[int, tuple[dict[str, float], float]]:

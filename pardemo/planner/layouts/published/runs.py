@@ -37,7 +37,7 @@ class Cells:
     def text(self, name: str) -> str:
         return (self._row.get(name) or "").strip() or self._left_out.get(name, "")
 
-    def whole(self, name: str, least: int = 1) -> int:
+    def integer(self, name: str, least: int = 1) -> int:
         try:
             value = int(self.text(name))
         except ValueError:
@@ -148,10 +148,10 @@ def read(path: Path, measured: GpuProfile | None = None, left_out: list[str] | N
         raise ValueError(f"{path.name} says no speed: a column seconds (of a step) or tokens_per_s (of one GPU)")
     if unknown := [name for name in header if name and name not in NEEDED | OPTIONAL]:
         raise ValueError(f"{path.name}: no such column: {', '.join(unknown)}; docs/plan.md lists all")
-    return each(path, lines, lambda row: [run(row, measured, path.parent)], left_out)
+    return read_each(path, lines, lambda row: [run(row, measured, path.parent)], left_out)
 
 
-def each(
+def read_each(
     path: Path,
     lines: Iterable[tuple[int, dict[str, str]]],
     runs_of: Callable[[dict[str, str]], Iterable[PublishedRun]],
@@ -179,24 +179,24 @@ def run(row: Mapping[str, str], measured: GpuProfile | None = None, folder: Path
         ValueError: a value is wrong, or the layout cannot be run.
     """
     value = Cells(row, OPTIONAL)
-    gpus = value.whole("gpus")
+    gpus = value.integer("gpus")
     gpu = _gpu(value.text("gpu"), gpus, measured, folder)
-    of_a_host = value.whole("host_gpus") if value.has("host_gpus") else gpu.host_gpus or hardware.host_gpus(gpu.gpu)
+    of_a_host = value.integer("host_gpus") if value.has("host_gpus") else gpu.host_gpus or hardware.host_gpus(gpu.gpu)
     link = None if value.has("between") else gpu.measured_link
     link = link or Link("between", value.number("between") * 1e9 / 8)
     machine = gpu.on_hosts(gpus, min(gpus, of_a_host), link)
     counts = {
-        name: value.whole(name) for name in ("tp", "cp", "pp", "ep", "etp", "micro_batch", "accumulation", "chunks")
-    } | {"shard_group": value.whole("shard_group", 0), "offloaded_layers": value.whole("offload", 0)}  # fmt: skip
+        name: value.integer(name) for name in ("tp", "cp", "pp", "ep", "etp", "micro_batch", "accumulation", "chunks")
+    } | {"shard_group": value.integer("shard_group", 0), "offloaded_layers": value.integer("offload", 0)}  # fmt: skip
     others = counts["tp"] * counts["cp"] * counts["pp"]
     layout = Layout(
         **counts,  # type: ignore[arg-type]
-        dp=value.whole("dp") if value.has("dp") else max(1, gpus // others), sharding=value.text("sharding"),
+        dp=value.integer("dp") if value.has("dp") else max(1, gpus // others), sharding=value.text("sharding"),
         context=value.text("context"),
         sequence_parallel=value.one_of("sequence_parallel", TRUTH), **recomputation(value.text("recompute")),
     )  # fmt: skip
-    shape, sequence = _shape(value), value.whole("sequence")
-    if mtp := value.whole("mtp", 0):
+    shape, sequence = _shape(value), value.integer("sequence")
+    if mtp := value.integer("mtp", 0):
         shape = replace(shape, mtp_layers=mtp)
     program = find_program(value.text("program"))
     check_layout(layout, shape, gpus, sequence, program.embedding_and_loss_as_layers)
@@ -237,9 +237,9 @@ def _shape(value: Cells) -> Shape:
     for name in ("layers", "hidden", "heads", "vocabulary"):
         if not value.has(name):
             raise ValueError(f"neither a model nor its {name}")
-    hidden, heads = value.whole("hidden"), value.whole("heads")
+    hidden, heads = value.integer("hidden"), value.integer("heads")
     return Shape(
-        value.whole("layers"), hidden, heads, value.whole("groups") if value.has("groups") else heads,
-        value.whole("middle") if value.has("middle") else 4 * hidden, value.whole("vocabulary"),
+        value.integer("layers"), hidden, heads, value.integer("groups") if value.has("groups") else heads,
+        value.integer("middle") if value.has("middle") else 4 * hidden, value.integer("vocabulary"),
         value.one_of("gated", TRUTH), value.one_of("tied", TRUTH), name=value.text("model"),
     )  # fmt: skip

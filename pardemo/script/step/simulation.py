@@ -1,4 +1,4 @@
-"""Replays the recorded operations and collectives of a step, given the time of each."""
+"""Simulates a step of all ranks from its recorded operations and collectives, given the time of each."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -50,8 +50,8 @@ class _Rank:
         return [*(self.collectives[number] for number in event.after), *self.stands]
 
 
-class _Replay:
-    """Replays all ranks' programs together; arguments as of :func:`replay_step`."""
+class _Simulation:
+    """Simulates all ranks together; arguments as of :func:`simulate_step`."""
 
     def __init__(self, programs: Programs, compute_s: ComputeTime, launch_s: float, communicate_s: CommunicationTime):
         self.ranks = [_Rank(rank, program, calls) for rank, (program, calls) in sorted(programs.items())]
@@ -59,16 +59,16 @@ class _Replay:
         self._compute_s, self._launch_s, self._communicate_s = compute_s, launch_s, communicate_s
 
     def run(self) -> None:
-        """Replays every rank as far as it can go, until none can go further."""
+        """Advances every rank as far as it can go, until none can go further."""
         moved = True
         while moved:
             moved = False
             for rank in self.ranks:
-                while rank.at < len(rank.program) and self._replay_next(rank):
+                while rank.at < len(rank.program) and self._advance(rank):
                     rank.at, moved = rank.at + 1, True
 
-    def _replay_next(self, rank: _Rank) -> bool:
-        """Replays a rank's next event; False where it has to wait for another rank."""
+    def _advance(self, rank: _Rank) -> bool:
+        """Simulates a rank's next event; False where it has to wait for another rank."""
         event = rank.program[rank.at]
         awaited = rank.awaited(event)
         if any(self.end_s(collective) is None for collective in awaited):
@@ -137,7 +137,7 @@ class _Replay:
         return Times(rank.rank, step, rank.busy_s, exposed, hidden, late, max(step - rank.busy_s - exposed - late, 0.0))
 
 
-def replay_step(
+def simulate_step(
     programs: Programs, compute_s: ComputeTime, launch_s: float, communicate_s: CommunicationTime
 ) -> list[Times]:
     """Predicts each rank's step.
@@ -154,9 +154,9 @@ def replay_step(
     Raises:
         ValueError: the step does not come to its end: ranks wait for one another for ever.
     """
-    replayed = _Replay(programs, compute_s, launch_s, communicate_s)
-    replayed.run()
-    for rank in replayed.ranks:
+    simulation = _Simulation(programs, compute_s, launch_s, communicate_s)
+    simulation.run()
+    for rank in simulation.ranks:
         if rank.at < len(rank.program):
             event = rank.program[rank.at]
             awaited = rank.awaited(event)
@@ -164,4 +164,4 @@ def replay_step(
             by_kind = {kind: {c.site.line: 0 for c in calls if c.kind == kind} for kind in {c.kind: 0 for c in calls}}
             lines_text = "; ".join(f"{kind} at {', '.join(lines)}" for kind, lines in by_kind.items())
             raise ValueError(f"rank {rank.rank} waits for ever for {lines_text}")
-    return [replayed.times(rank) for rank in replayed.ranks]
+    return [simulation.times(rank) for rank in simulation.ranks]

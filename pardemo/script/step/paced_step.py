@@ -1,4 +1,4 @@
-"""Predicts a step's time on named GPUs and links by replaying its recorded operations and collectives."""
+"""Predicts a step's time on named GPUs and links by simulating its recorded operations and collectives."""
 
 import itertools
 import math
@@ -14,10 +14,10 @@ from pardemo.planner.layouts.programs import Program
 from pardemo.script.runtime.collectives import Call
 from pardemo.script.step.layer_padding import BACKWARD_PER_FORWARD
 from pardemo.script.step.operations import Operation, StepWork
+from pardemo.script.step.pace import PaceSettings
 from pardemo.script.step.rank_trace import WARM, RankTrace
-from pardemo.script.step.replay import ComputeTime, replay_step
-from pardemo.script.step.replay_settings import ReplaySettings
-from pardemo.script.step.summary import ReplayedStep, Summary
+from pardemo.script.step.simulation import ComputeTime, simulate_step
+from pardemo.script.step.summary import PacedStep, Summary
 
 #: Of a processor, for one operation from Python: 24 layers of width 1,024, some 3,200 operations, take 79 ms on an A100
 #: whether a micro-batch has one sample or nearly two (vTrain's measurements).
@@ -29,30 +29,30 @@ TF32 = 0.5
 ENDLESS = 1e30  # operations or bytes a second: takes no time
 
 
-def add_replayed_step(asked: ReplaySettings, measured: Summary, seen: Sequence[RankTrace]) -> None:
-    """Adds the replayed step that was asked for, with its predicted times, to the summary.
+def add_paced_step(pace: PaceSettings, summary: Summary, traces: Sequence[RankTrace]) -> None:
+    """Adds what ``--pace`` asks for to the summary: the predicted times of a step.
 
     Raises:
         ValueError: layers compute longer here than they are to take; what :func:`on_gpus` raises.
     """
-    if asked.gpu:
-        host_ranks = asked.cluster.ranks_per_host if asked.cluster else measured.ranks
-        machine = devices(asked.gpu, measured.ranks, host_ranks, asked.between, asked.inside)
-        measured.replayed = on_gpus(seen, machine)
+    if pace.gpu:
+        host_ranks = pace.cluster.ranks_per_host if pace.cluster else summary.ranks
+        machine = devices(pace.gpu, summary.ranks, host_ranks, pace.between, pace.inside)
+        summary.paced = on_gpus(traces, machine)
         return
     own_s = {
         name: statistics.median(of_passes[len(of_passes) // 2 :])  # not the first steps, whose operators are followed
-        for trace in seen
+        for trace in traces
         if trace.padded
         for name, of_passes in trace.padded.computed_s.items()
     }
-    if own_s and max(own_s.values()) > asked.layer_s:
+    if own_s and max(own_s.values()) > pace.layer_s:
         name = max(own_s, key=own_s.__getitem__)
         raise ValueError(
-            f"a layer cannot take {1e3 * asked.layer_s:g} ms here: {name} computes {1e3 * own_s[name]:.1f} ms "
+            f"a layer cannot take {1e3 * pace.layer_s:g} ms here: {name} computes {1e3 * own_s[name]:.1f} ms "
             "by itself; give --pace more, or make the layers smaller"
         )
-    measured.replayed = on_layers(seen, asked.cluster or Cluster(1, measured.ranks))
+    summary.paced = on_layers(traces, pace.cluster or Cluster(1, summary.ranks))
 
 
 def devices(name: str, ranks: int, host_ranks: int, between: float | None, inside: float | None) -> Machine:
@@ -68,14 +68,14 @@ def devices(name: str, ranks: int, host_ranks: int, between: float | None, insid
     return machine if between is None else replace(machine, between=between)
 
 
-def on_gpus(seen: Sequence[RankTrace], machine: Machine) -> ReplayedStep:
+def on_gpus(traces: Sequence[RankTrace], machine: Machine) -> PacedStep:
     """Predicts the second step of all ranks on GPUs.
 
     Raises:
         ValueError: nothing was recorded; the GPU's rate for the script's products is not known; ranks wait for one
             another for ever, where messages wait for their receiver, as nccl's do.
     """
-    works = _works(seen)
+    works = _works(traces)
     kinds = {event.product for work in works.values() for event in work.list if isinstance(event, Operation)}
     of_kind, assumed = gpu_rates(kinds, any(work.tf32 for work in works.values()), machine)
     on_gpu = operation_s(machine, of_kind)
@@ -83,42 +83,42 @@ def on_gpus(seen: Sequence[RankTrace], machine: Machine) -> ReplayedStep:
         f"{1e6 * LAUNCH_S:.0f} µs of a processor for each operation, as eager PyTorch takes on published runs; what "
         "else the script's Python does, data and files take no time"
     )
-    if any("compile" in note for trace in seen for note in trace.notes):
+    if any("compile" in note for trace in traces for note in trace.notes):
         assumed.append("operations one by one: torch.compile would launch fewer")
 
     def communicate_s(call: Call) -> float:
         return collective_s(call, machine)
 
-    return _predict(seen, machine, lambda _, operation: on_gpu(operation), LAUNCH_S, communicate_s, assumed)
+    return _predict(traces, machine, lambda _, operation: on_gpu(operation), LAUNCH_S, communicate_s, assumed)
 
 
-def _works(seen: Sequence[RankTrace]) -> dict[int, StepWork]:
+def _works(traces: Sequence[RankTrace]) -> dict[int, StepWork]:
     """Returns the operations of each rank's second step."""
-    works = {trace.rank: trace.work for trace in seen if trace.work is not None}
-    if len(works) < len(seen):
+    works = {trace.rank: trace.work for trace in traces if trace.work is not None}
+    if len(works) < len(traces):
         raise ValueError("the script ended within its second step, which --pace follows")
     return works
 
 
 def _predict(
-    seen: Sequence[RankTrace], machine: Machine, compute_s: ComputeTime, launch_s: float,
+    traces: Sequence[RankTrace], machine: Machine, compute_s: ComputeTime, launch_s: float,
     communicate_s: Callable[[Call], float], assumed: list[str],
-) -> ReplayedStep:  # fmt: skip
+) -> PacedStep:  # fmt: skip
     """Predicts the second step of all ranks, and the same step with collectives that take no time.
 
     A collective that no later step has takes none.
     """
-    later = set().union(*(_later(trace) for trace in seen))
-    calls = {trace.rank: trace.calls for trace in seen}
-    programs = {rank: (work.list, calls[rank]) for rank, work in _works(seen).items()}
-    with_links = replay_step(
+    later = set().union(*(_later(trace) for trace in traces))
+    calls = {trace.rank: trace.calls for trace in traces}
+    programs = {rank: (work.list, calls[rank]) for rank, work in _works(traces).items()}
+    with_links = simulate_step(
         programs, compute_s, launch_s, lambda call: communicate_s(call) if _call_key(call) in later else None
     )
-    alone = replay_step(programs, compute_s, launch_s, lambda call: None)
-    return ReplayedStep(machine.gpu.name, _links(machine), with_links, max(run.step_s for run in alone), assumed)
+    alone = simulate_step(programs, compute_s, launch_s, lambda call: None)
+    return PacedStep(machine.gpu.name, _links(machine), with_links, max(run.step_s for run in alone), assumed)
 
 
-def on_layers(seen: Sequence[RankTrace], cluster: Cluster) -> ReplayedStep:
+def on_layers(traces: Sequence[RankTrace], cluster: Cluster) -> PacedStep:
     """Predicts the second step of all ranks with these links, layers of the given time, and no time for all else.
 
     It is what the run with padded layers is held against: the same arithmetic as :func:`on_gpus`, beside a measurement.
@@ -126,12 +126,12 @@ def on_layers(seen: Sequence[RankTrace], cluster: Cluster) -> ReplayedStep:
     Raises:
         ValueError: the script has no layers, or ended within its second step.
     """
-    if not all(work.layers for work in _works(seen).values()):
+    if not all(work.layers for work in _works(traces).values()):
         raise ValueError("the script's model has no list of equal layers that could take a given time each")
     between = cluster.between_rate or ENDLESS
     device = Gpu("layers that wait", 0.0, ENDLESS, ENDLESS, cluster.inside_rate or ENDLESS, "this machine")
     machine = Machine(device, cluster.size, cluster.ranks_per_host, between, 0.0, 0.0, link_share=1.0)
-    shares = {trace.rank: _shares(trace) for trace in seen}
+    shares = {trace.rank: _shares(trace) for trace in traces}
 
     def communicate_s(call: Call) -> float:
         return collective_s(call, machine) * (call.gloo_bytes / call.sent if call.sent else 1.0)  # by gloo's algorithm
@@ -139,8 +139,8 @@ def on_layers(seen: Sequence[RankTrace], cluster: Cluster) -> ReplayedStep:
     def compute_s(rank: int, operation: Operation) -> float:
         return shares[rank].get(id(operation), 0.0)
 
-    replayed = _predict(seen, machine, compute_s, 0.0, communicate_s, [])
-    return replace(replayed, layer_s=seen[0].padded.forward_s if seen[0].padded else 0.0)
+    predicted = _predict(traces, machine, compute_s, 0.0, communicate_s, [])
+    return replace(predicted, layer_s=traces[0].padded.forward_s if traces[0].padded else 0.0)
 
 
 def _shares(trace: RankTrace) -> dict[int, float]:

@@ -9,7 +9,7 @@ from pardemo.planner.hardware import LINKS, gpu, link
 
 
 @dataclass(frozen=True)
-class ReplaySettings:
+class PaceSettings:
     """Settings of ``--pace``: ``layer_s``, the time of a layer's forward, or 0 and the name of a ``gpu``.
 
     ``cluster``: of the run; a GPU's links limit no rank of this machine. ``between``, ``inside``: bytes/s of a GPU's.
@@ -22,7 +22,7 @@ class ReplaySettings:
     inside: float | None = None
 
 
-def read_replay_settings(text: str, cluster: str | None, between: str | None, inside: str | None) -> ReplaySettings:
+def read_pace(text: str, cluster: str | None, between: str | None, inside: str | None) -> PaceSettings:
     """Reads what ``--pace`` asks for from the command's options.
 
     Raises:
@@ -30,7 +30,7 @@ def read_replay_settings(text: str, cluster: str | None, between: str | None, in
     """
     if re.match(r"\s*[0-9.]+\s*(us|µs|ms|s)\s*$", text):
         limited = None if cluster is None else cluster_of(cluster, between, inside)
-        return ReplaySettings(seconds(text, "--pace"), "", limited)
+        return PaceSettings(seconds(text, "--pace"), "", limited)
     try:
         name = gpu(text).name
     except ValueError as error:
@@ -38,8 +38,8 @@ def read_replay_settings(text: str, cluster: str | None, between: str | None, in
     if cluster is None:
         if between is not None:
             raise ValueError("--between is the rate between nodes: say how many, as --cluster 2x8")
-        return ReplaySettings(0.0, name, None, None, _rate(inside))
-    return ReplaySettings(0.0, name, cluster_of(cluster, None, None), _rate(between), _rate(inside))
+        return PaceSettings(0.0, name, None, None, _rate(inside))
+    return PaceSettings(0.0, name, cluster_of(cluster, None, None), _rate(between), _rate(inside))
 
 
 def cluster_of(cluster: str, between: str | None, inside: str | None) -> Cluster:
