@@ -63,14 +63,14 @@ def check_exposed(communication: Bars, computation: Bars):
 def my_own(bars):
     """Walk through the bars in the order of their begins, and keep a pile of those that are still open. Whose time
     does a new bar take?"""
-    seconds, open_bars = [end - begin for begin, end in bars], []  # numbers of bars that are not over
+    own_s, open_bars = [end - begin for begin, end in bars], []  # numbers of bars that are not over
     for number, (begin, end) in enumerate(bars):
         while open_bars and bars[open_bars[-1]][1] <= begin:
             open_bars.pop()
         if open_bars:
-            seconds[open_bars[-1]] -= end - begin
+            own_s[open_bars[-1]] -= end - begin
         open_bars.append(number)
-    return seconds
+    return own_s
 
 
 @exercise("exposed")
