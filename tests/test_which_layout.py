@@ -120,8 +120,8 @@ def test_the_page_counts_all_published_runs_and_what_choices_by_plain_seconds_co
     page = project.notebooks()["22_which_layout"].read_text(encoding="utf-8")
     for said in (
         f"all {len(outcomes):,} published runs, of which {failed} failed",
-        f"In {small} groups three always find the best",
-        "3.7 % slower in the mean, and at worst takes four times as long",
+        f"{small} groups have no more than three layouts",
+        "3.7 % behind the best on average, and at worst takes four times as long",
     ):
         assert said in page
 

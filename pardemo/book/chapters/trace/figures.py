@@ -98,7 +98,7 @@ def exposed_parts(cases: Mapping[str, Sequence[Bar]]) -> Picture:
         rows["all-reduces" + "\N{NO-BREAK SPACE}" * number] = [
             *_boxes(sums, "hidden", begin), *_boxes(late, "exposed", begin)
         ]  # fmt: skip
-        summaries.append(f"{name}: {len(sums)} all-reduces, {1e3 * sum(bar.seconds for bar in late):.0f} ms exposed")
+        summaries.append(f"{name}: {len(sums)} all-reduces, {1e3 * _open_s(late):.0f} ms exposed")
     lanes(ax, rows, {"computes": "compute", "hidden": palette.RECEIVED, "exposed": "communication"})
     ax.set_xlabel("ms of the backward pass")
     key(fig, ncols=3)
@@ -117,6 +117,15 @@ def _without(bar: Bar, others: Sequence[Bar]) -> list[Bar]:
             pieces.append(bar._replace(begin_s=begin, end_s=other.begin_s))
         begin = other.end_s
     return [*pieces, bar._replace(begin_s=begin)] if begin < bar.end_s else pieces
+
+
+def _open_s(bars: Iterable[Bar]) -> float:
+    """For how long at least one of the bars is open."""
+    total, last = 0.0, float("-inf")
+    for bar in sorted(bars, key=lambda bar: bar.begin_s):
+        total += max(0.0, bar.end_s - max(bar.begin_s, last))
+        last = max(last, bar.end_s)
+    return total
 
 
 def late_rank(ranks: Mapping[int, Sequence[Bar]]) -> Picture:
@@ -158,7 +167,7 @@ def step_of_a_gpu(bars: Sequence[Bar], step: str) -> Picture:
     lanes(ax, rows, _PHASES | {"computes": "compute", "hidden": palette.RECEIVED, "exposed": "communication"})
     ax.set_xlabel("ms")
     key(fig, ncols=3)
-    exposed_ms = 1e3 * sum(bar.seconds for bar in late)
+    exposed_ms = 1e3 * _open_s(late)
     return save(
         fig, "trace_of_a_gpu",
         f"A step of {1e3 * (end - begin):.0f} ms on a GPU: {len(work)} kernels with gaps; {len(sums)} of "
