@@ -3,6 +3,7 @@
 import json
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -95,6 +96,17 @@ def test_a_layout_that_brings_prove_down_is_counted_and_the_others_of_its_proof_
     assert counts.failed == ["python tests/zoo/right/run.py --seed 31 --only 0 --layout 2: no"]
     assert counts.engines[layouts[2]["engine"]]["failed"] == 1
     assert not counts.alarms
+
+
+@pytest.mark.parametrize(("counts", "status"), [({}, 0), ({"failed": ["no"]}, 1), ({"alarms": ["wrong"]}, 1)])
+def test_the_exit_status_says_whether_a_layout_failed_or_was_accused(monkeypatch, counts, status):
+    made = run.Counts(31, layouts=60, **counts)
+    monkeypatch.setattr(run, "counted", lambda *_: made)
+    monkeypatch.setattr(run, "ProcessPoolExecutor", lambda *_, **__: ThreadPoolExecutor(1))
+    monkeypatch.setattr("sys.argv", ["run.py"])
+    with pytest.raises(SystemExit) as ended:
+        run.main()
+    assert ended.value.code == status
 
 
 def test_the_count_that_is_kept_has_no_false_alarm():

@@ -208,6 +208,7 @@ def main() -> None:
     if asked.write:
         PAGE.write_text(TOLD.sub(f"{counts.layouts:,}", PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     print(f"{_as_line(counts)}: {json.dumps(counts.engines)}")
+    sys.exit(bool(counts.alarms or counts.failed))
 
 
 if __name__ == "__main__":
