@@ -53,7 +53,7 @@ class CallTable:
         self.groups: dict[tuple[str, tuple[int, ...]], dict[int, list[LoggedCall]]] = defaultdict(dict)
         for rank, log in logs.items():
             for call in log.calls:
-                self.groups[call.group, call.ranks].setdefault(rank, []).append(call)
+                self.groups[call.group_key].setdefault(rank, []).append(call)
 
     def waits(self, at_s: float) -> list[BlockedCall]:
         """Returns each rank's first call that other ranks have not begun, or in whose place they are in another."""
@@ -71,7 +71,7 @@ class CallTable:
 
     def absent(self, rank: int, call: LoggedCall) -> list[int]:
         """Returns the ranks that a call waits for: they have not begun it, or do something else instead."""
-        of_ranks = self.groups[call.group, call.ranks]
+        of_ranks = self.groups[call.group_key]
         if call.ranks[0] < 0:  # a message of any rank
             return [other for other in self.logs if other != rank]
         needed = call.shape if call.kind == "new_group" else call.ranks  # a group is made by its own ranks
@@ -107,7 +107,7 @@ class CallTable:
         """Whether the other end has taken a message; its own rank sees that only if it waits for it."""
         if not call.message:
             return False
-        number, of_ranks = call.number, self.groups[call.group, call.ranks]
+        number, of_ranks = call.number, self.groups[call.group_key]
         return any(
             other != rank and len(calls) > number and calls[number].state == "over" for other, calls in of_ranks.items()
         )

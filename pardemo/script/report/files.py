@@ -89,7 +89,7 @@ def events(traces: Sequence[RankTrace]) -> list[dict[str, Any]]:
                 bytes=call.nbytes, sent=call.sent, ranks=list(call.ranks), dtype=call.dtype, line=site.line,
                 module=site.module, phase=site.phase,
             )  # fmt: skip
-            together.setdefault((call.group, call.ranks, call.number), []).append((call.begin_s, trace.rank, row))
+            together.setdefault(call.key, []).append((call.begin_s, trace.rank, row))
     for flow, begins in enumerate(together.values()):
         last_s, last, last_row = max(begins)
         for begin_s, rank, row in begins:

@@ -225,7 +225,7 @@ def _rows(traces: Sequence[RankTrace], steps: range) -> list[CollectiveRow]:
     for trace in traces:
         for call in trace.calls:
             if call.kind != "receive":
-                sent_by[call.group, call.ranks, call.number][trace.rank] = call.sent
+                sent_by[call.key][trace.rank] = call.sent
     kept: dict[tuple, list[Call]] = defaultdict(list)
     for trace in traces:
         for call in trace.calls:
@@ -236,7 +236,7 @@ def _rows(traces: Sequence[RankTrace], steps: range) -> list[CollectiveRow]:
         number = statistics.median(sum(call.step == step for call in calls) for step in steps)
         sums: dict[int, dict[int, float]] = defaultdict(lambda: dict.fromkeys(steps, 0.0))
         for call in calls:
-            for rank, nbytes in sent_by[call.group, call.ranks, call.number].items():
+            for rank, nbytes in sent_by[call.key].items():
                 sums[rank][call.step] += nbytes
         medians = {rank: typical(list(by_step.values())) for rank, by_step in sums.items()}
         most = max(medians, key=lambda rank: (medians[rank], -rank))
@@ -256,7 +256,7 @@ def last_begun(traces: Sequence[RankTrace]) -> dict[tuple[str, tuple[int, ...], 
     for trace in traces:
         for call in trace.calls:
             if call.kind != "receive":
-                key = call.group, call.ranks, call.number
+                key = call.key
                 begun[key] = max(begun.get(key, 0.0), call.begin_s)
     return begun
 
@@ -302,7 +302,7 @@ def waiting_spans(
     """
     waits = []
     for call in calls:
-        last_s = begun.get((call.group, call.ranks, call.number), 0.0)
+        last_s = begun.get(call.key, 0.0)
         if call.kind == "receive":
             waits += [(max(begin, call.begin_s), min(end, last_s)) for begin, end in stood]
         else:
