@@ -1,4 +1,4 @@
-"""Reads from a job's traces which rates its machine reaches, as a profile for ``pardemo plan --gpu FILE``."""
+"""Computes from a job's traces which rates its machine reaches, as a profile for ``pardemo plan --gpu FILE``."""
 
 import math
 from collections import defaultdict
@@ -9,7 +9,7 @@ from typing import Any
 
 from pardemo.formulas.communication import bus_bandwidth
 from pardemo.planner import hardware, profile
-from pardemo.script.job_files.records import JobCall, RankRecord
+from pardemo.script.job_files.records import JobCall, JobRankRecord
 
 #: Kinds whose bytes go over each link of a ring, and nccl-tests' names of them.
 _RINGS = {"all-reduce": "all_reduce", "reduce-scatter": "reduce_scatter", "all-gather": "all_gather"}
@@ -21,7 +21,7 @@ _COPY = 16 << 20
 
 @dataclass(frozen=True)
 class LinkRate:
-    """The bytes/s that collectives of one kind reach over each link, in nodes or between, and how many there were."""
+    """The bytes/s that collectives of one kind reach over each link, inside nodes or ``between`` them."""
 
     kind: str
     between: bool
@@ -29,16 +29,19 @@ class LinkRate:
     collectives: int
 
 
-def link_rates(records: Mapping[int, RankRecord], host_gpus: int) -> tuple[list[LinkRate], dict[str, dict[str, float]]]:
-    """Returns rates by kind, and ``inside`` and ``between`` as a profile has them.
+def link_rates(
+    records: Mapping[int, JobRankRecord], host_gpus: int
+) -> tuple[list[LinkRate], dict[str, dict[str, float]]]:
+    """Computes the rate of each kind of collective, and the profile's fields ``inside`` and ``between``.
 
-    A collective's time is that of its shortest kernel: in the others ranks wait. Rates are those of the larger ones.
+    A collective's time is that of its shortest kernel: the others also wait for their ranks. A rate is the median of
+    the larger collectives.
     """
     shortest: dict[tuple[Any, ...], JobCall] = {}
     for record in records.values():
         for call in record.calls:
             if call.kind in _RINGS and call.lasted_s and call.nbytes > 0 and len(call.ranks) > 1:
-                key = call.group, call.ranks, call.number
+                key = call.key
                 known = shortest.get(key)
                 if known is None or call.lasted_s < (known.lasted_s or 0.0):
                     shortest[key] = call
@@ -59,30 +62,30 @@ def link_rates(records: Mapping[int, RankRecord], host_gpus: int) -> tuple[list[
 
 
 def _rate(call: JobCall, host_gpus: int, between: bool) -> float:
-    """Returns bytes/s: of a GPU's link, and between nodes of all adapters of a node, which its groups use together."""
+    """Computes a collective's bytes/s over a GPU's link; between nodes over all adapters of a node together."""
     rate = bus_bandwidth(_RINGS[call.kind], call.nbytes, len(call.ranks), call.lasted_s or 0.0)
     on_a_host = max(1, len(call.ranks) // len({rank // host_gpus for rank in call.ranks}))
     return rate * max(1, host_gpus // on_a_host) if between else rate
 
 
-def product_rate(records: Mapping[int, RankRecord]) -> float | None:
-    """Returns the FLOP/s of the larger matrix multiplications, all of them together; None where no shapes are known."""
+def product_rate(records: Mapping[int, JobRankRecord]) -> float | None:
+    """Computes the FLOP/s of the larger matrix multiplications, all together; None where no shapes are known."""
     products = [each for record in records.values() if record.timing for each in record.timing.products]
     largest = max((flops for flops, _ in products), default=0.0)
     large = [each for each in products if each[0] >= _LARGE * largest]
     return sum(flops for flops, _ in large) / sum(seconds for _, seconds in large) if large else None
 
 
-def host_gpus(records: Mapping[int, RankRecord]) -> int:
-    """Returns how many GPUs a node has: those that its processes see, or ranks of one host's name."""
+def host_gpus(records: Mapping[int, JobRankRecord]) -> int:
+    """Counts the GPUs of a node: those that its processes see, or the ranks with one host name."""
     hosts: dict[str, int] = defaultdict(int)
     for record in records.values():
         hosts[record.host] += bool(record.host)
     return max([record.device.on_host for record in records.values()] + list(hosts.values()) + [1])
 
 
-def profile_fields(records: Mapping[int, RankRecord]) -> dict[str, Any]:
-    """Returns the fields of :mod:`pardemo.planner.profile`.
+def profile_fields(records: Mapping[int, JobRankRecord]) -> dict[str, Any]:
+    """Returns a machine profile with the rates of the traces, in the fields of :mod:`pardemo.planner.profile`.
 
     Raises:
         ValueError: the traces do not have what a profile needs; the message says how they would.

@@ -1,4 +1,4 @@
-"""Reads a rehearsal: the folder that ``pardemo measure --out DIR`` writes."""
+"""Reads a rehearsal from the folder that ``pardemo measure --out DIR`` writes."""
 
 import csv
 import json
@@ -10,21 +10,23 @@ from typing import Any
 from pardemo.script.hangs.journal import COLUMNS, LoggedCall
 from pardemo.script.job_files.plain_pickle import read_plain
 
-#: The first step that measure measures; in those before it a job warms up.
+#: Steps that warm up before those that ``measure`` measures; :data:`pardemo.script.step.rank_trace.WARM`, whose module
+#: loads torch.
 WARM = 3
-#: What the planner calls a kind of memory, and a measurement does.
+#: Kinds of memory by the planner's name, and their names in a measurement.
 _PLANNED_AS = {"gathered parameters": "gathered"}
 
 
 @dataclass
 class Rehearsal:
-    """A rehearsal's calls and memory.
+    """The calls and the memory of a rehearsal.
 
     Args:
-        before, period: by rank its calls before the measured steps, and in these, in order.
+        before, period: each rank's calls before the measured steps, and in these, in order.
         steps: how many were measured. groups: ranks and the name of their parallelism.
-        memory: bytes by kind at the peak of the rank that holds most. planned: the same of the model at full size.
-        kind_of_line: the kind of memory that most bytes of a line have. step_s: what ``--pace`` predicted of a GPU.
+        memory: bytes by kind at the peak of the rank that holds most. planned: the same for the model at full size.
+        kind_of_line: by line of the script the kind of memory that it allocates most of.
+        step_s: seconds of a step on GPUs, as ``--pace`` predicted them.
     """
 
     before: dict[int, list[LoggedCall]]
@@ -92,7 +94,7 @@ def _kinds(kinds: dict[str, Any]) -> dict[str, int]:
 
 
 def _kinds_of_lines(folder: Path) -> dict[str, str]:
-    """Returns of each line of the script the kind that most of its bytes have, from the ranks' snapshots."""
+    """Returns for each line of the script the kind of memory that it allocates most of, by the ranks' snapshots."""
     nbytes: dict[str, Counter[str]] = {}
     for path in sorted(folder.glob("memory_rank*.pickle")):
         for event in read_plain(path)["device_traces"][0]:
