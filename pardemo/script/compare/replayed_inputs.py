@@ -1,4 +1,4 @@
-"""Records the inputs of one layout of a script, and says what of them was replayed in others."""
+"""Records the inputs of a layout of a script, replays them in others, and reports what was replayed."""
 
 import os
 import re
@@ -29,17 +29,17 @@ from pardemo.script.record.recorded_inputs import (
 )
 from pardemo.script.words import count_text, first_of
 
-#: What a folder is called in which all is written first.
+#: How the name of the temporary folder begins that a recording is written to first.
 _WRITTEN = ".recorded-"
-#: Files of recorded inputs, which a new recording replaces.
+#: Names of the files of a recording, which a new recording replaces.
 _FILES = re.compile(rf"{INDEX}|{REFERENCE}|{SAMPLES}|step\d+\.rank\d+\.safetensors")
 
 
 def recording_folder(path: str) -> Path:
-    """Makes the folder for recorded inputs, if there is none; earlier ones in it make room for the new ones.
+    """Makes a folder for recorded inputs, or checks that an existing one has nothing but an earlier recording.
 
     Raises:
-        ValueError: it has other things in it, cannot be one, or cannot be written to; one line.
+        ValueError: the folder has other files, is a file itself, or cannot be written to; one line.
     """
     folder = Path(path)
     try:
@@ -57,10 +57,10 @@ def recording_folder(path: str) -> Path:
 
 
 def record_inputs(layout: RunLayout, options: RunOptions, folder: Path) -> RecordedInputs:
-    """Runs a script in one layout, and writes what its steps train on to a folder, in one piece.
+    """Runs a script in a layout, and writes what its steps train on to a folder, once the run is complete.
 
     Raises:
-        ProveError: it could not be run, or took no step.
+        ProveError: the layout has pipeline stages, or the script could not be run, or took no step.
     """
     if layout.size("pp") > 1:
         raise ProveError("inputs are recorded in a layout without pipeline stages: choose one with pp=1")
@@ -83,7 +83,7 @@ def record_inputs(layout: RunLayout, options: RunOptions, folder: Path) -> Recor
 
 
 def recorded_text(recorded: RecordedInputs) -> str:
-    """Says what was recorded: steps, samples, tensors of the loss, draws, routes."""
+    """Describes a recording: its steps, samples, tensors of the loss, draws and routes."""
     step = recorded.step(0)
     slots = [slot for slot in step.slots if not slot.endswith(SCORES)]
 
@@ -100,7 +100,7 @@ def recorded_text(recorded: RecordedInputs) -> str:
 
 
 def replayed_layouts(recorded: RecordedInputs, texts: Sequence[Any], line: Sequence[str]) -> list[RunLayout]:
-    """Returns the recorded layout, which is the reference, and those that are to be held against it.
+    """Returns the recorded layout, which is the reference, and the layouts to compare with it.
 
     Raises:
         ValueError: a layout cannot be read, is the reference, or has what cannot be replayed; one line.
@@ -113,7 +113,7 @@ def replayed_layouts(recorded: RecordedInputs, texts: Sequence[Any], line: Seque
 
 
 def on_recorded_inputs(options: RunOptions, recorded: RecordedInputs) -> RunOptions:
-    """Returns options by which each layout is fed recorded inputs, for as many steps as there are."""
+    """Returns options by which each layout trains on the recorded inputs, for at most as many steps as these have."""
 
     def feeding(layout: RunLayout) -> Any:
         sizes = layout.sizes | {key: layout.size(key) for key in ("dp", "tp", "cp")} | {"ranks": layout.ranks}
@@ -123,7 +123,7 @@ def on_recorded_inputs(options: RunOptions, recorded: RecordedInputs) -> RunOpti
 
 
 def replay_notes(run: Run, steps: int) -> list[str]:
-    """Says what was replayed in the first steps of a layout, and what was not."""
+    """Reports what was replayed in the first steps of a layout, and what was not."""
     fed = _fed(run, steps)
     if not fed:
         return []
@@ -158,10 +158,11 @@ def _routes(fed: Sequence[FedInputs]) -> dict[str, str]:
 
 
 def judge_replay(run: Run, comparison: LayoutComparison) -> None:
-    """Adds to findings what the loss has read beside the samples, where that differs.
+    """Explains findings by inputs of the loss that differ from the recorded ones.
 
     Raises:
-        ProveError: something differs, and the loss has read what the script made of samples that were replaced.
+        ProveError: a finding says nothing, as ranks mixed recorded samples with their own order, or as the loss has
+            read what the script computed from samples that were replaced.
     """
     if not comparison.findings:
         return

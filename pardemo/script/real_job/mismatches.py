@@ -42,7 +42,7 @@ class CallMismatch:
 
 @dataclass
 class CallCount:
-    """How many calls of one kind, role and line only the job or only the rehearsal has, and the bytes of all ranks."""
+    """The calls of one kind, role and line that only the job or only the rehearsal has; ``nbytes``: of all ranks."""
 
     calls: int = 0
     nbytes: int = 0

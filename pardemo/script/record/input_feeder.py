@@ -1,4 +1,4 @@
-"""Feeds a rank its share of recorded inputs in place of what its script would train on."""
+"""Replays recorded inputs: replaces what a rank's script would train on by the rank's share of them."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -34,20 +34,20 @@ from pardemo.script.record.recorded_rows import (
 from pardemo.script.record.recorder import Recorder
 from pardemo.script.words import count_text
 
-#: Relative difference up to which scores are those of the same row in another layout, whatever type they are in.
-ALIKE = 0.05
-#: Elements up to which all rows are compared with all recorded ones.
+#: Relative difference up to which scores belong to the same row in another layout, whatever their dtype.
+SCORE_TOLERANCE = 0.05
+#: Most elements of a comparison of all rows with all recorded rows.
 _MOST = 50_000_000
 
 
 class InputFeeder(InputFollower):
-    """Feeds a rank recorded inputs.
+    """Replaces a rank's inputs by recorded ones.
 
-    The global batch is cut into equal parts over the data-parallel ranks, and these into micro-batches, in order. Where
-    a micro-batch's own samples are recorded ones, whichever they are, it keeps them, and all that is computed of them.
+    The global batch is cut into equal parts over the data-parallel ranks, and these into micro-batches, in order. A
+    micro-batch whose samples are recorded ones already keeps them, whichever they are, and what is computed from them.
 
     Args:
-        sizes: of the layout: ``ranks``, ``dp``, ``tp``, ``cp`` and others.
+        sizes: the layout's sizes by name: ``ranks``, ``dp``, ``tp``, ``cp`` and others.
     """
 
     def __init__(self, recorder: Recorder, recorded: RecordedInputs, sizes: Mapping[str, int]):
@@ -57,7 +57,7 @@ class InputFeeder(InputFollower):
         self._cut = recorder.rank // sizes.get("tp", 1) % self._cuts
         self._sizes = {1, *sizes.values()}
         self._read: tuple[int, RecordedStep | None] = (-1, None)
-        self._times: Counter[str] = Counter()  # how often a slot was met in this step
+        self._times: Counter[str] = Counter()  # how often a slot was seen in this step
         self._micro: SampleRows | None = None
         self._known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # what a tensor of the script's is replaced by
         self._contents: dict[str, torch.Tensor] = {}  # by the tensor's hash
@@ -127,10 +127,10 @@ class InputFeeder(InputFollower):
     def _positions(
         self, samples: torch.Tensor, given: dict[str, Any]
     ) -> tuple[list[torch.Tensor | None], list[torch.Tensor]]:
-        """Returns the positions that a rank's part of each sample has by its arguments, and those that it may have.
+        """Returns which positions of each sample a rank's tokens have, by the model's arguments, and guesses of these.
 
-        The former are None where a rank has whole samples; the latter are a block, or two as in a zigzag. Positions
-        that are others in each sample, or begin anew in it, do not say where the tokens are.
+        The former are [None] where ranks have complete samples. The guesses are a block, and two blocks as in a zigzag.
+        Positions that differ between samples, or restart within a sample, do not say where the tokens are.
         """
         if self._cuts == 1:
             return [None], []
@@ -148,9 +148,9 @@ class InputFeeder(InputFollower):
         self, step: RecordedStep, kind: str, samples: str, total: int, ways: list[torch.Tensor], given: dict[str, Any],
         positions: torch.Tensor | None,
     ) -> torch.Tensor | None:  # fmt: skip
-        """Finds which recorded rows the script's own arguments are, up to padding; None unless all are recorded ones.
+        """Finds which recorded rows equal the script's arguments, up to padding; None unless all arguments do.
 
-        They are in all tensors of whole numbers, which say more than the first: answers beside prompts.
+        All tensors of whole numbers are compared: the first may have equal prompts, and the others the answers to them.
         """
         same = torch.ones(len(given[samples]), total, dtype=torch.bool)
         for name, leaf in given.items():
@@ -175,7 +175,7 @@ class InputFeeder(InputFollower):
         return torch.tensor(rows)
 
     def _ways(self, total: int, count: int, micro: int) -> Iterator[torch.Tensor]:
-        """Lists which of all rows a micro-batch of so many may have: a block, or each rank every other row."""
+        """Lists the rows that a micro-batch of ``count`` rows may have: a block, or every n-th row on n ranks."""
         passes, rest = divmod(total, self._replicas * count) if count else (0, 0)
         if passes and not rest:
             begin, rows = micro % passes * count, torch.arange(total)
@@ -202,7 +202,7 @@ class InputFeeder(InputFollower):
         return new
 
     def _share(self, position: BatchPosition, parts: list[torch.Tensor], local: torch.Tensor) -> torch.Tensor | None:
-        """Returns the part of a recorded tensor that takes the place of one of the script's; None where none does."""
+        """Returns the part of a recorded tensor that replaces a tensor of the script's; None where no part does."""
         micro = self._micro
         if micro is None or not parts or any(part.dim() != local.dim() for part in parts):
             return None
@@ -280,7 +280,7 @@ class InputFeeder(InputFollower):
             self._compare_number(position.text, value, step.parts(f"{NUMBER}/{slot}"))
 
     def _compare_number(self, text: str, value: float, recorded: list[torch.Tensor]) -> None:
-        """Notes a number that is neither a recorded one nor a multiple of it by the layout's sizes."""
+        """Reports a number that is neither a recorded one nor its multiple, or fraction, by sizes of the layout."""
         micro, parts = self._micro, [float(part) for part in recorded if not part.dim()]
         if micro is None or text in self._report.unreplaced:
             return
@@ -319,10 +319,11 @@ class InputFeeder(InputFollower):
     def _recorded_draw(
         self, position: BatchPosition, slot: str, result: torch.Tensor, weights: torch.Tensor | None
     ) -> torch.Tensor | None:
-        """Returns the recorded random numbers of a rank's samples; None where it is not known which these are.
+        """Returns the recorded random numbers of a rank's samples; None where it is unknown which these are.
 
-        From the model's call on they are its micro-batch's. Before it they are a block, or every other row where the
-        weights say that; numbers that are not of each sample are recorded ones where all of these are alike.
+        Behind the model's call they are those of its micro-batch. Before it they are a block of rows, or every n-th row
+        where the weights are nearer to that. Numbers that do not belong to samples are replayed where all recorded
+        ones are equal.
         """
         step = self._step(position.step)
         parts, scores = (step.parts(slot), step.parts(f"{slot}{SCORES}")) if step is not None else ([], [])
@@ -341,7 +342,7 @@ class InputFeeder(InputFollower):
         self._times[slot] += 1
         if best is None and all(torch.equal(part, parts[0]) and part.shape == result.shape for part in parts):
             return parts[0]
-        return None if best is None or best[0] > ALIKE else best[1]
+        return None if best is None or best[0] > SCORE_TOLERANCE else best[1]
 
     def routed(self, position: BatchPosition, slot: str, scores: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         step, micro = self._step(position.step), self._micro
@@ -356,7 +357,7 @@ class InputFeeder(InputFollower):
             new = take_rows(parts, rows)
             if new is not None and new.shape == chosen.shape and (best is None or off < best[0]):
                 best = off, new
-        if best is None or best[0] > ALIKE:
+        if best is None or best[0] > SCORE_TOLERANCE:
             self._report.left[position.text] = "routes"
             return chosen
         others = int((best[1].sort(-1)[0] != chosen.sort(-1)[0]).any(-1).sum())
