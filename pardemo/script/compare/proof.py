@@ -64,7 +64,7 @@ def compare_in_full(
     if not in_full.findings and not chosen.issuperset(parted):  # what parts is past the budget
         return compared
     elements = sum(sizes.get(name, 0) for name in chosen)
-    many = f"{len(chosen)} parameter{'s' if len(chosen) > 1 else ''} of {elements:,} elements"
+    many = f"{count_text(len(chosen), 'parameter')} of {elements:,} elements"
     in_full.notes.append(f"{other.layout.name}: {many}, compared in full")
     return in_full
 
