@@ -42,7 +42,7 @@ def deadlocked_ranks(logs: Mapping[int, Log]) -> list[int]:
     Such a rank waits for one that has ended, that is in another call of the same group, or that can never go on either.
     Ranks that compute are none of these: whoever waits for them alone is not stuck.
     """
-    return sorted(CallTable(logs).stuck())
+    return sorted(CallTable(logs).deadlocked())
 
 
 class CallTable:
@@ -85,7 +85,7 @@ class CallTable:
         key = _agreement_key(of_ranks[rank][parts])
         return [other for other in needed if other in of_ranks and _agreement_key(of_ranks[other][parts]) != key]
 
-    def stuck(self) -> set[int]:
+    def deadlocked(self) -> set[int]:
         """Returns the ranks all of whose open calls wait for ranks that will never begin them."""
         never = self.ended()
         stuck = {rank for rank, log in self.logs.items() if log.waiting and not log.ended}
@@ -149,7 +149,7 @@ class CallTable:
             return False
         if len({call.step for call in calls.values()}) > 1:
             return True
-        # another place: a parting only where one rank is where the other is at another time. Ranks that call from
+        # another place: a mismatch only where one rank is where the other is at another time. Ranks that call from
         # lines of their own, as the two branches of a condition, do so each time.
         places = {rank: {_line_and_module(call) for call in calls_of_rank} for rank, calls_of_rank in of_ranks.items()}
         return any(
