@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pardemo import project
 from pardemo.script.compare import run_layouts, runs
 from pardemo.script.compare.comparison import LayoutComparison
 from pardemo.script.compare.run_layouts import RunLayout
@@ -41,15 +42,7 @@ def recording_folder(path: str) -> Path:
     Raises:
         ValueError: the folder has other files, is a file itself, or cannot be written to; one line.
     """
-    folder = Path(path)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except FileExistsError:
-        raise ValueError(f"--record takes a folder, and {path} is a file") from None
-    except OSError as error:
-        raise ValueError(f"--record: nothing can be written to {path}: {error.strerror}") from None
+    folder = project.writable_folder(path, "--record", "takes a folder")
     names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith(_WRITTEN))
     if others := [name for name in names if not _FILES.fullmatch(name)]:
         raise ValueError(f"--record: {path} has other things in it, as {others[0]}: say a folder of its own")

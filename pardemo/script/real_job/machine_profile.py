@@ -9,6 +9,7 @@ from typing import Any
 
 from pardemo.formulas.communication import bus_bandwidth
 from pardemo.planner import hardware, profile
+from pardemo.planner.profile import four_digits
 from pardemo.script.job_files.records import JobCall, JobRankRecord
 
 #: Kinds whose bytes go over each link of a ring, and nccl-tests' names of them.
@@ -57,7 +58,10 @@ def link_rates(
         of_place = [call for (_, outside), calls in by_kind.items() for call in calls if outside == between]
         small = [(call.lasted_s or 0.0) / math.log2(len(call.ranks)) for call in of_place if call.nbytes <= _SMALL]
         if best := max((rate.bytes_per_s for rate in rates if rate.between == between), default=0.0):
-            links[name] = {"gb_per_s": _short(best / 1e9), "latency_us": _short(1e6 * median(small)) if small else 0.0}
+            links[name] = {
+                "gb_per_s": four_digits(best / 1e9),
+                "latency_us": four_digits(1e6 * median(small)) if small else 0.0,
+            }
     return rates, links
 
 
@@ -108,17 +112,12 @@ def profile_fields(records: Mapping[int, JobRankRecord]) -> dict[str, Any]:
         raise ValueError(f"a profile needs a copy of {_COPY >> 20} MiB in a trace, or a GPU of the planner's table: "
                          f"{device.name} is not there")  # fmt: skip
     fields: dict[str, Any] = {
-        "name": device.name, "memory_gib": _short(device.memory_bytes / 2**30),
-        "peak_tflops": _short(peak_flops / 1e12),
-        "reachable_tflops": min(_short(rate / 1e12), _short(peak_flops / 1e12)),
-        "memory_gb_per_s": _short(memory_rate / 1e9), "host_gpus": host_gpus(records),
+        "name": device.name, "memory_gib": four_digits(device.memory_bytes / 2**30),
+        "peak_tflops": four_digits(peak_flops / 1e12),
+        "reachable_tflops": min(four_digits(rate / 1e12), four_digits(peak_flops / 1e12)),
+        "memory_gb_per_s": four_digits(memory_rate / 1e9), "host_gpus": host_gpus(records),
         "source": f"traces of {len(records)} ranks; {source}" + ("" if copied else "; memory's rate of the datasheet"),
     }  # fmt: skip
     fields |= link_rates(records, fields["host_gpus"])[1]
     profile.parse_profile(fields)
     return fields
-
-
-def _short(value: float) -> float:
-    """Returns the value with four digits."""
-    return float(f"{value:.4g}")

@@ -9,10 +9,8 @@ from typing import Any
 
 from pardemo.script.hangs.journal import COLUMNS, LoggedCall
 from pardemo.script.job_files.plain_pickle import read_plain
+from pardemo.script.step import WARM_UP_STEPS
 
-#: Steps that warm up before those that ``measure`` measures; :data:`pardemo.script.step.rank_trace.WARM`, whose module
-#: loads torch.
-WARM = 3
 #: Kinds of memory by the planner's name, and their names in a measurement.
 _PLANNED_AS = {"gathered parameters": "gathered"}
 
@@ -57,10 +55,11 @@ def read_rehearsal(folder: Path) -> Rehearsal:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         calls = _calls(folder / "calls.csv")
         full = summary["memory"].get("full_size") or {}
+        ranks, warm_up = range(summary["ranks"]), range(WARM_UP_STEPS)
+        measured = range(WARM_UP_STEPS, WARM_UP_STEPS + summary["steps"])
         return Rehearsal(
-            {rank: [call for call in calls.get(rank, ()) if call.step < WARM] for rank in range(summary["ranks"])},
-            {rank: [call for call in calls.get(rank, ()) if WARM <= call.step < WARM + summary["steps"]]
-             for rank in range(summary["ranks"])},
+            {rank: [call for call in calls.get(rank, ()) if call.step in warm_up] for rank in ranks},
+            {rank: [call for call in calls.get(rank, ()) if call.step in measured] for rank in ranks},
             summary["steps"],
             {tuple(ranks): kind["kind"] for kind in summary["groups"] for ranks in kind["groups"]},
             _kinds(summary["memory"]["kinds"]), _kinds(full.get("kinds") or {}), str(full.get("model", "")),
