@@ -117,7 +117,7 @@ def _proof(layouts: Sequence[RunLayout], options: RunOptions, folder: Path) -> P
     proof = Proof(
         [LayoutResult(layouts[0], steps_run=steps, steps_compared=steps)], list(run.records[0].notes),
         asked=options.steps, parameters=len(reference.whole[0].before), tolerance=reference.tolerance, rounded=short,
-        replayed=options.feeding is not None,
+        replayed=options.replay is not None,
     )  # fmt: skip
     if options.sketched:
         proof.notes.append(f"{sum(runs.elements(run).values()):,} elements: parameters are compared by sketches")

@@ -14,9 +14,9 @@ from pardemo.script.compare import run_layouts, runs
 from pardemo.script.compare.comparison import LayoutComparison
 from pardemo.script.compare.run_layouts import RunLayout
 from pardemo.script.compare.runs import ProveError, Run, RunOptions
-from pardemo.script.record.input_feeder import InputFeeder
+from pardemo.script.record.input_replayer import InputReplayer
 from pardemo.script.record.model_outputs import REFERENCE, SAMPLES, samples_name
-from pardemo.script.record.rank_record import FedInputs
+from pardemo.script.record.rank_record import ReplayReport
 from pardemo.script.record.recorded_inputs import (
     BATCH,
     CALL,
@@ -108,43 +108,45 @@ def replayed_layouts(recorded: RecordedInputs, texts: Sequence[Any], line: Seque
 def on_recorded_inputs(options: RunOptions, recorded: RecordedInputs) -> RunOptions:
     """Returns options by which each layout trains on the recorded inputs, for at most as many steps as these have."""
 
-    def feeding(layout: RunLayout) -> Any:
+    def replay(layout: RunLayout) -> Any:
         sizes = layout.sizes | {key: layout.size(key) for key in ("dp", "tp", "cp")} | {"ranks": layout.ranks}
-        return partial(InputFeeder, recorded=recorded, sizes=sizes)
+        return partial(InputReplayer, recorded=recorded, sizes=sizes)
 
-    return replace(options, steps=min(options.steps, recorded.steps), feeding=feeding)
+    return replace(options, steps=min(options.steps, recorded.steps), replay=replay)
 
 
 def replay_notes(run: Run, steps: int) -> list[str]:
     """Reports what was replayed in the first steps of a layout, and what was not."""
-    fed = _fed(run, steps)
-    if not fed:
+    reports = _reports(run, steps)
+    if not reports:
         return []
     kinds = {
-        "tensors of the loss at": {text: "" for report in fed for text in sorted(report.beside)},
-        "random numbers at": {text: "" for report in fed for text in sorted(report.draws)},
-        "routes of": _routes(fed),
+        "tensors of the loss at": {text: "" for report in reports for text in sorted(report.loss_inputs)},
+        "random numbers at": {text: "" for report in reports for text in sorted(report.draws)},
+        "routes of": _routes(reports),
     }
-    many, kept = sum(report.fed for report in fed), sum(report.kept for report in fed)
+    many, kept = sum(report.replayed for report in reports), sum(report.already_recorded for report in reports)
     parts = [f"the model's inputs ({count_text(many, 'micro-batch')})"] * (many > 0)
     parts += [f"{words} {_listed(places)}" for words, places in kinds.items() if places]
     kept_text = f"; {count_text(kept, 'micro-batch')} had recorded samples by themselves" * (kept > 0)
     notes = [f"{run.layout.name}: replayed: {'; '.join(parts) or 'nothing'}{kept_text}"]
-    left = {text: kind for report in fed for text, kind in (report.left | report.unreplaced).items()}
+    left = {
+        text: kind for report in reports for text, kind in (report.not_replayed | report.without_counterpart).items()
+    }
     return notes + ([f"{run.layout.name}: not replayed: {_listed(left)}"] if left else [])
 
 
-def _fed(run: Run, steps: int) -> list[FedInputs]:
-    return [report for record in run.records for report in record.fed[:steps]]
+def _reports(run: Run, steps: int) -> list[ReplayReport]:
+    return [report for record in run.records for report in record.replays[:steps]]
 
 
 def _listed(places: Mapping[str, str]) -> str:
     return first_of([f"{text}: {more}" if more else text for text, more in places.items()], 4)
 
 
-def _routes(fed: Sequence[FedInputs]) -> dict[str, str]:
+def _routes(reports: Sequence[ReplayReport]) -> dict[str, str]:
     counts: dict[str, tuple[int, int]] = {}
-    for text, (changed, rows) in (item for report in fed for item in report.routes.items()):
+    for text, (changed, rows) in (item for report in reports for item in report.routes.items()):
         before = counts.get(text, (0, 0))
         counts[text] = before[0] + changed, before[1] + rows
     return {text: f"{changed} of {rows} would be others" if changed else "" for text, (changed, rows) in counts.items()}
@@ -160,19 +162,19 @@ def judge_replay(run: Run, comparison: LayoutComparison) -> None:
     if not comparison.findings:
         return
     first = comparison.findings[0]
-    fed = _fed(run, first.step)
-    if any(report.fed for report in fed) and any(report.elsewhere for report in fed):
+    reports = _reports(run, first.step)
+    if any(report.replayed for report in reports) and any(report.other_rows for report in reports):
         raise ProveError(
             f"step {first.step} differs in {first.what}, and ranks have other samples than each other's: some have "
             "recorded ones in an order of their own, and others were fed blocks of them; let all draw by their rank"
         )
-    for text, kind in (item for report in fed for item in report.unreplaced.items()):
+    for text, kind in (item for report in reports for item in report.without_counterpart.items()):
         raise ProveError(
             f"step {first.step} differs in {first.what}, and the loss reads what the script made of its own samples, "
             f"at {text}: {kind}; make it behind the model's call, or draw samples from torch's own generator, whose "
             "numbers are replayed"
         )
-    apart = [item for report in fed for item in report.apart.items()]
+    apart = [item for report in reports for item in report.differing.items()]
     if apart:
         text, off = apart[0]
         also = f"; what the loss reads at {text} is not what it was in the reference, by {off} of its largest number"

@@ -89,19 +89,19 @@ class InputFollower(Hooks):
         """Returns the arguments for a Trainer's ``compute_loss``, by name: the script's, or replacements."""
         return given
 
-    def beside(self, position: BatchPosition, slot: str, tensor: torch.Tensor) -> torch.Tensor:
+    def loss_input(self, position: BatchPosition, slot: str, tensor: torch.Tensor) -> torch.Tensor:
         """Returns a tensor that the loss reads beside the model's output, or its replacement."""
         return tensor
 
-    def seen(self, tensor: Any) -> Any:
+    def before_view(self, tensor: Any) -> Any:
         """Returns a tensor that the loss is about to index or reshape, or its replacement."""
         return tensor
 
-    def viewed(self, args: Any, result: Any) -> Any:
+    def after_view(self, args: Any, result: Any) -> Any:
         """Returns the result of indexing or reshaping another tensor than the model's output, or its replacement."""
         return result
 
-    def parted(self, position: BatchPosition, given: dict[str, Any], result: Any) -> None:
+    def output_split(self, position: BatchPosition, given: dict[str, Any], result: Any) -> None:
         """Is called with the part, or all parts, into which the loss splits what the model returned."""
 
     def number(self, position: BatchPosition, slot: str, value: float) -> None:
@@ -185,7 +185,7 @@ class InputFollower(Hooks):
                 args, kwargs = with_leaves((args, kwargs), given)
                 self._in_loss = True
             elif outermost and self._in_loss and not self._in_trainer:  # a model that is asked without gradients
-                args, kwargs = self._beside_all(args, kwargs, "a model's call")
+                args, kwargs = self._replace_loss_inputs(args, kwargs, "a model's call")
             self._inside += 1
             try:
                 output = call_module(module, *args, **kwargs)
@@ -247,17 +247,17 @@ class InputFollower(Hooks):
             if any(isinstance(leaf, torch.Tensor) and id(leaf) in self._derived for leaf in leaves.values()):
                 result = function(*args, **kwargs)
                 if name in ("chunk", "split", "tensor_split", "getitem"):
-                    self.parted(self._place(self.recorder.sites.here().line), leaves, result)
+                    self.output_split(self._place(self.recorder.sites.here().line), leaves, result)
                 self._note_derived(result, (args, kwargs))
                 return result
-            args, kwargs = with_leaves((args, kwargs), {key: self.seen(leaf) for key, leaf in leaves.items()})
-            return self.viewed(args, function(*args, **kwargs))
-        args, kwargs = self._beside_all(args, kwargs, name)
+            args, kwargs = with_leaves((args, kwargs), {key: self.before_view(leaf) for key, leaf in leaves.items()})
+            return self.after_view(args, function(*args, **kwargs))
+        args, kwargs = self._replace_loss_inputs(args, kwargs, name)
         result = function(*args, **kwargs)
         self._note_derived(result, (args, kwargs))
         return result
 
-    def _beside_all(self, args: Any, kwargs: dict[str, Any], name: str) -> tuple[Any, dict[str, Any]]:
+    def _replace_loss_inputs(self, args: Any, kwargs: dict[str, Any], name: str) -> tuple[Any, dict[str, Any]]:
         """Returns the arguments of an operation of the loss, with the loss's other inputs among them replaced."""
         leaves = dict(leaves_of((args, kwargs)))
         text = f"{self.recorder.sites.here().line} ({name})"
@@ -267,7 +267,7 @@ class InputFollower(Hooks):
             if type(leaf) in (int, float) and name in _SCALES:
                 self.number(position, slot, float(leaf))
             elif self._from_elsewhere(leaf) and leaf.dim():
-                leaves[key] = self.beside(position, slot, leaf)
+                leaves[key] = self.loss_input(position, slot, leaf)
             elif self._from_elsewhere(leaf) and leaf.dtype != torch.bool:
                 self.number(position, slot, float(leaf))
         return with_leaves((args, kwargs), leaves)

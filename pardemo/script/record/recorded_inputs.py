@@ -75,7 +75,7 @@ class InputRecorder(InputFollower):
     def batch(self, position: BatchPosition, given: dict[str, Any]) -> dict[str, Any]:
         return self._keep_all(position, BATCH, given)
 
-    def beside(self, position: BatchPosition, slot: str, tensor: torch.Tensor) -> torch.Tensor:
+    def loss_input(self, position: BatchPosition, slot: str, tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in self._beside and tensor.nbytes <= LARGEST:
             self._beside[id(tensor)] = tensor
             self._keep(position, f"{LOSS}/{slot}", tensor)

@@ -10,13 +10,13 @@ import torch
 class SampleRows:
     """The samples of a rank's micro-batch: their ``rows`` in the global batch, and the ``total`` of rows there.
 
-    ``fed``: whether they replace the script's samples. ``positions``: of the rank's tokens, where each rank has a part
-    of each sample.
+    ``replaced``: whether the script's samples were replaced by them. ``positions``: of the rank's tokens, where each
+    rank has a part of each sample.
     """
 
     rows: torch.Tensor
     total: int
-    fed: bool
+    replaced: bool
     positions: torch.Tensor | None = None
 
     def part_of(self, parts: list[torch.Tensor]) -> torch.Tensor | None:

@@ -10,7 +10,7 @@ import torch
 from pardemo import compat
 from pardemo.script.record.input_follower import BatchPosition, InputFollower, leaves_of
 from pardemo.script.record.model_outputs import samples_name
-from pardemo.script.record.rank_record import FedInputs, digest, project_rows
+from pardemo.script.record.rank_record import ReplayReport, digest, project_rows
 from pardemo.script.record.recorded_inputs import (
     BATCH,
     CALL,
@@ -40,7 +40,7 @@ SCORE_TOLERANCE = 0.05
 _MOST = 50_000_000
 
 
-class InputFeeder(InputFollower):
+class InputReplayer(InputFollower):
     """Replaces a rank's inputs by recorded ones.
 
     The global batch is cut into equal parts over the data-parallel ranks, and these into micro-batches, in order. A
@@ -66,12 +66,12 @@ class InputFeeder(InputFollower):
     # --- samples
 
     def called(self, position: BatchPosition, call: str, given: dict[str, Any]) -> dict[str, Any]:
-        return self._feed(position, f"{CALL}/{call}", given, begins=call.rpartition(".")[2] == "0")
+        return self._replay(position, f"{CALL}/{call}", given, begins=call.rpartition(".")[2] == "0")
 
     def batch(self, position: BatchPosition, given: dict[str, Any]) -> dict[str, Any]:
-        return self._feed(position, BATCH, given, begins=True)
+        return self._replay(position, BATCH, given, begins=True)
 
-    def _feed(self, position: BatchPosition, kind: str, given: dict[str, Any], begins: bool) -> dict[str, Any]:
+    def _replay(self, position: BatchPosition, kind: str, given: dict[str, Any], begins: bool) -> dict[str, Any]:
         step, name = self._step(position.step), samples_name(given)
         local = given.get(name)
         if step is None or type(local) is not torch.Tensor or local.requires_grad:  # as activations do
@@ -80,7 +80,7 @@ class InputFeeder(InputFollower):
             self._drawn.clear()
         if begins:
             self._micro = self._begin(step, kind, name, given)
-        if self._micro is None or not self._micro.fed:
+        if self._micro is None or not self._micro.replaced:
             return given
         if begins:
             self.recorder.current.step.draws.clear()  # whatever was drawn for samples is not trained on
@@ -92,7 +92,7 @@ class InputFeeder(InputFollower):
             elif type(leaf) is torch.Tensor and not leaf.requires_grad:
                 new = self._share(position, parts, leaf)
                 if new is None:
-                    self._report.unreplaced[f"{caller}, {name}"] = f"a tensor {list(leaf.shape)}"
+                    self._report.without_counterpart[f"{caller}, {name}"] = f"a tensor {list(leaf.shape)}"
                 else:
                     changed[name] = self._replaced(leaf, new)
         return given | changed
@@ -100,7 +100,7 @@ class InputFeeder(InputFollower):
     def _begin(self, step: RecordedStep, kind: str, name: str, given: dict[str, Any]) -> SampleRows | None:
         total, count = sum(map(len, step.parts(f"{kind}/{name}"))), len(given[name])
         if not total:
-            self._report.unreplaced["the model's call"] = "other arguments than in the recorded layout"
+            self._report.without_counterpart["the model's call"] = "other arguments than in the recorded layout"
             return None
         ways = list(self._ways(total, count, self._times[kind]))
         self._times[kind] += 1
@@ -108,8 +108,8 @@ class InputFeeder(InputFollower):
         for positions in [*known, *guessed] if count else []:
             rows = self._own_rows(step, kind, name, total, ways, given, positions)
             if rows is not None:
-                self._report.kept += 1
-                self._report.elsewhere += not ways or not torch.equal(rows, ways[0])
+                self._report.already_recorded += 1
+                self._report.other_rows += not ways or not torch.equal(rows, ways[0])
                 return SampleRows(rows, total, False, positions)
         if not ways:
             raise ValueError(
@@ -121,7 +121,7 @@ class InputFeeder(InputFollower):
                 f"nothing says which tokens of a sample each of {self._cuts} context-parallel ranks has: give the "
                 "model position_ids"
             )
-        self._report.fed += 1
+        self._report.replayed += 1
         return SampleRows(ways[0], total, True, known[0])
 
     def _positions(
@@ -184,9 +184,9 @@ class InputFeeder(InputFollower):
                 yield rows.view(-1, self._replicas)[:, self._replica][begin : begin + count]
 
     @property
-    def _report(self) -> FedInputs:
-        reports, step = self.recorder.fed, self._place().step
-        reports += [FedInputs() for _ in range(len(reports), step + 1)]
+    def _report(self) -> ReplayReport:
+        reports, step = self.recorder.replays, self._place().step
+        reports += [ReplayReport() for _ in range(len(reports), step + 1)]
         return reports[step]
 
     def _step(self, number: int) -> RecordedStep | None:
@@ -209,7 +209,7 @@ class InputFeeder(InputFollower):
         if all(part.shape == local.shape and torch.equal(part.to(local.dtype), local) for part in parts):
             return local  # a constant
         count, share = len(micro.rows), micro.total // self._replicas
-        if micro.fed and local.dim() and len(local) * 2 == count and sum(map(len, parts)) * 2 == micro.total:
+        if micro.replaced and local.dim() and len(local) * 2 == count and sum(map(len, parts)) * 2 == micro.total:
             self._refuse_pairs(position)
         parts = once_for_each_replica(parts, self._recorded.replicas)
         # of each sample, along the first or the second axis; where both may be, as many there as were recorded
@@ -229,39 +229,39 @@ class InputFeeder(InputFollower):
 
     # --- the loss
 
-    def seen(self, tensor: Any) -> Any:
+    def before_view(self, tensor: Any) -> Any:
         return self._known[id(tensor)][1] if id(tensor) in self._known else tensor
 
-    def viewed(self, args: Any, result: Any) -> Any:
+    def after_view(self, args: Any, result: Any) -> Any:
         if any(id(leaf) in self._known for _, leaf in leaves_of(args)):
             for _, leaf in leaves_of(result):
                 if isinstance(leaf, torch.Tensor):
                     self._replaced(leaf, leaf)
         return result
 
-    def beside(self, position: BatchPosition, slot: str, tensor: torch.Tensor) -> torch.Tensor:
+    def loss_input(self, position: BatchPosition, slot: str, tensor: torch.Tensor) -> torch.Tensor:
         step, micro = self._step(position.step), self._micro
         if id(tensor) in self._known:
             return self._known[id(tensor)][1]
         if step is None or micro is None:
             return tensor
         new = self._share(position, step.parts(f"{LOSS}/{slot}"), tensor)
-        if micro.fed:
+        if micro.replaced:
             new = self._contents.get(digest(tensor)) if new is None else new  # as where a layout takes another line
             if new is None:
-                self._report.unreplaced[position.text] = f"a tensor {list(tensor.shape)}"
+                self._report.without_counterpart[position.text] = f"a tensor {list(tensor.shape)}"
                 return tensor
-            self._report.beside.add(position.text)
+            self._report.loss_inputs.add(position.text)
             return self._replaced(tensor, new)
         if new is not None and new.shape == tensor.shape and tensor.is_floating_point():
             off = float((tensor - new).abs().max()) / (float(new.abs().max()) or 1.0) if new.numel() else 0.0
             if off > 1e-3:
-                self._report.apart.setdefault(position.text, f"{off:.2g}")
+                self._report.differing.setdefault(position.text, f"{off:.2g}")
         return tensor
 
-    def parted(self, position: BatchPosition, given: dict[str, Any], result: Any) -> None:
+    def output_split(self, position: BatchPosition, given: dict[str, Any], result: Any) -> None:
         micro = self._micro
-        if micro is None or not micro.fed:
+        if micro is None or not micro.replaced:
             return
         rows = {len(leaf) for leaf in given.values() if isinstance(leaf, torch.Tensor) and leaf.dim()}
         halves = {len(leaf) * 2 for _, leaf in leaves_of(result) if isinstance(leaf, torch.Tensor) and leaf.dim()}
@@ -276,13 +276,13 @@ class InputFeeder(InputFollower):
 
     def number(self, position: BatchPosition, slot: str, value: float) -> None:
         step, micro = self._step(position.step), self._micro
-        if step is not None and micro is not None and micro.fed:
+        if step is not None and micro is not None and micro.replaced:
             self._compare_number(position.text, value, step.parts(f"{NUMBER}/{slot}"))
 
     def _compare_number(self, text: str, value: float, recorded: list[torch.Tensor]) -> None:
         """Reports a number that is neither a recorded one nor its multiple, or fraction, by sizes of the layout."""
         micro, parts = self._micro, [float(part) for part in recorded if not part.dim()]
-        if micro is None or text in self._report.unreplaced:
+        if micro is None or text in self._report.without_counterpart:
             return
         passes = micro.total // (self._replicas * len(micro.rows))
         sizes = self._sizes | {passes, len(parts) or 1}
@@ -291,7 +291,7 @@ class InputFeeder(InputFollower):
         wanted = parts or [1.0]  # what only this layout has may be one of its sizes
         if not any(abs(value - part * ratio) <= 1e-6 * abs(value) for part in wanted for ratio in ratios):
             there = f", and {parts[0]:.6g} was recorded" if parts else ""
-            self._report.unreplaced[text] = f"the number {value:.6g}{there}"
+            self._report.without_counterpart[text] = f"the number {value:.6g}{there}"
 
     def _end_micro_batch(self) -> None:
         super()._end_micro_batch()
@@ -307,7 +307,7 @@ class InputFeeder(InputFollower):
         if compat.graph_task() == -1:  # else the same is computed again, last layers first
             new = self._recorded_draw(position, f"{DRAW}/{slot}", result, weights)
             if new is None:
-                self._report.left[position.text] = "random numbers"
+                self._report.not_replayed[position.text] = "random numbers"
                 return result
             self._report.draws.add(position.text)
             self._drawn[key] = new.to(result.dtype)
@@ -358,7 +358,7 @@ class InputFeeder(InputFollower):
             if new is not None and new.shape == chosen.shape and (best is None or off < best[0]):
                 best = off, new
         if best is None or best[0] > SCORE_TOLERANCE:
-            self._report.left[position.text] = "routes"
+            self._report.not_replayed[position.text] = "routes"
             return chosen
         others = int((best[1].sort(-1)[0] != chosen.sort(-1)[0]).any(-1).sum())
         before, rows_before = self._report.routes.get(position.text, (0, 0))
