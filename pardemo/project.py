@@ -157,6 +157,27 @@ def folder_for_sockets(name_bytes: int) -> str:
     )
 
 
+def writable_folder(path: str, option: str, role: str = "is a folder") -> Path:
+    """Makes a folder where there is none, and checks that files can be written there.
+
+    Args:
+        option: that names the folder, for errors, as ``"--out"``; ``role``: what it does with one.
+
+    Raises:
+        ValueError: the path is a file's, or nothing can be written there.
+    """
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except FileExistsError:
+        raise ValueError(f"{option} {role}, and {path} is a file") from None
+    except OSError as error:
+        raise ValueError(f"{option}: nothing can be written to {path}: {error.strerror}") from None
+    return folder
+
+
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Lets ``write`` fill a file beside ``path`` and moves it there when whole: never half a file under that name."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -22,7 +22,7 @@ from pardemo.script.hangs.journal import COLUMNS
 from pardemo.script.hangs.standstill import call_text
 from pardemo.script.job_files.flight_recorder import record_of
 from pardemo.script.job_files.reading import read_job
-from pardemo.script.job_files.records import Device, RankRecord, Timing, ranks_of
+from pardemo.script.job_files.records import Device, JobRankRecord, Timing, ranks_of
 from pardemo.script.real_job import machine_profile
 from pardemo.script.real_job.comparison import compare_job
 from pardemo.script.real_job.screen import comparison_screen
@@ -88,11 +88,14 @@ def job(tmp_path_factory):
 def test_a_job_that_does_what_was_rehearsed_parts_nowhere(job, sizes):
     made = compare_job(job / "rehearsed", [str(job / "as_rehearsed")], sizes)
     assert made.job.refused == []
-    assert {name: partings.first for name, partings in made.partings.items()} == {"flight recorder": {}, "trace": {}}
-    calls = {name: partings.calls for name, partings in made.partings.items()}
+    assert {name: mismatches.first for name, mismatches in made.mismatches.items()} == {
+        "flight recorder": {},
+        "trace": {},
+    }
+    calls = {name: mismatches.calls for name, mismatches in made.mismatches.items()}
     assert calls["trace"] == 2 * 3 * 2, "on two ranks, in three steps: one bucket, and the loss"
     assert calls["flight recorder"] > 2 * 9 * 2
-    assert not made.parts
+    assert not made.differs
     lines = {(call.kind, call.nbytes): call.line for call in made.job.traces[1].calls}
     assert set(lines.values()) == {f"train.py:{n + 1}" for n, text in enumerate(JOB.splitlines())
                                    if "loss.backward" in text or "dist.all_reduce" in text}  # fmt: skip
@@ -101,19 +104,19 @@ def test_a_job_that_does_what_was_rehearsed_parts_nowhere(job, sizes):
 @pytest.mark.parametrize("sizes", [False, True])
 def test_the_first_call_that_parts_is_named_with_its_rank_and_both_lines(job, sizes):
     made = compare_job(job / "rehearsed", [str(job / "changed")], sizes)
-    of_recorder, of_trace = made.partings["flight recorder"], made.partings["trace"]
-    for partings in (of_recorder, of_trace):
-        assert [(each.rank, each.call.kind) for each in partings.parts] == [(0, "broadcast"), (1, "broadcast")] or [
-            (each.rank, each.call.kind) for each in partings.parts] == [(1, "broadcast"), (0, "broadcast")]  # fmt: skip
-        assert {each.expected.line for each in partings.parts} == {
+    of_recorder, of_trace = made.mismatches["flight recorder"], made.mismatches["trace"]
+    for mismatches in (of_recorder, of_trace):
+        assert {(each.rank, each.call.kind) for each in mismatches.differing} == {(0, "broadcast"), (1, "broadcast")}
+        assert len(mismatches.differing) == 2
+        assert {each.expected.line for each in mismatches.differing} == {
             f"train.py:{JOB[: JOB.index('loss.back')].count(chr(10)) + 1}"
         }
-        (((kind, _, _), traffic),) = partings.more.items()
+        (((kind, _, _), traffic),) = mismatches.more.items()
         assert (kind, traffic.calls, traffic.nbytes, traffic.ranks) == ("broadcast", 6, 24, {0, 1})
-    assert {each.call.line for each in of_recorder.parts} == {f"train.py:{LINE}"}
-    assert {each.number for each in of_trace.parts} == {2}, "the third call of the traced steps"
+    assert {each.call.line for each in of_recorder.differing} == {f"train.py:{LINE}"}
+    assert {each.number for each in of_trace.differing} == {2}, "the third call of the traced steps"
     assert f"broadcast, 4 bytes, at train.py:{LINE}".split(", ")[-1] in comparison_screen(made, "rehearsed")
-    assert made.parts
+    assert made.differs
     json.dumps(made.as_json())
 
 
@@ -211,14 +214,14 @@ def test_a_job_of_more_ranks_and_layers_is_held_against_the_groups_of_the_same_r
         entries = [entry(40 + n, kind, 1024, group, "BFloat16") for n, (kind, group) in enumerate(3 * step)]
         dump(tmp_path / f"nccl_trace_rank_{rank}", entries, names)
     dumps = [str(tmp_path / f"nccl_trace_rank_{rank}") for rank in range(8)]
-    made = compare_job(rehearsed, dumps, False).partings["flight recorder"]
+    made = compare_job(rehearsed, dumps, False).mismatches["flight recorder"]
     assert made.compared == ["FSDP2, groups of 2, every 4th rank", "TP, groups of 4"]
     if not changed:
-        assert made.parts == []
-        assert all(parting.repeats for parting in made.first.values()), "it has more layers"
+        assert made.differing == []
+        assert all(mismatch.repeats for mismatch in made.first.values()), "it has more layers"
         return
-    (parting,) = made.parts
-    assert (parting.rank, parting.role, parting.call.kind, parting.expected.kind) == (
+    (mismatch,) = made.differing
+    assert (mismatch.rank, mismatch.role, mismatch.call.kind, mismatch.expected.kind) == (
         5, "TP, groups of 4", "all-to-all", "all-reduce"
     )  # fmt: skip
     assert {key[0]: traffic.calls for key, traffic in made.more.items()} == {"all-to-all": 3}
@@ -233,8 +236,8 @@ def test_messages_of_a_pipeline_are_one_role_with_the_ranks_of_both_ends(tmp_pat
         entries.append(entry(20, "coalesced", 16, "pp"))  # a group of messages, which has entries of their own
         dump(tmp_path / f"rank_{rank}", entries, {"pp": (4, 6)})
     made = compare_job(rehearsed, [str(tmp_path / f"rank_{rank}") for rank in (4, 6)], False)
-    partings = made.partings["flight recorder"]
-    assert (partings.compared, partings.first, partings.calls) == (["messages"], {}, 12)
+    mismatches = made.mismatches["flight recorder"]
+    assert (mismatches.compared, mismatches.first, mismatches.calls) == (["messages"], {}, 12)
     assert [(call.kind, call.ranks, call.line) for call in made.job.recorders[6].calls[:2]] == [
         ("receive", (4, 6), "train.py:5"), ("send", (6, 4), "train.py:6")
     ]  # fmt: skip
@@ -251,7 +254,7 @@ def test_a_call_of_the_first_steps_is_new_in_a_trace_of_later_ones(tmp_path):
         )
     operators = [("record_param_comms", n, noted(n, "broadcast")) for n in range(5)]
     made = compare_job(rehearsed, [trace(tmp_path / "t0.gz", 0, [], operators)], False)
-    assert [(each.number, each.call.kind) for each in made.partings["trace"].parts] == [(0, "broadcast")]
+    assert [(each.number, each.call.kind) for each in made.mismatches["trace"].differing] == [(0, "broadcast")]
 
 
 def test_a_job_that_stands_still_says_who_waits_for_whom(tmp_path):
@@ -264,7 +267,7 @@ def test_a_job_that_stands_still_says_who_waits_for_whom(tmp_path):
                    for n in range(3 + rank, last + 1)]  # fmt: skip
         dump(tmp_path / f"rank_{rank}", entries, {"0": (0, 1, 2)})
     made = compare_job(rehearsed, [str(tmp_path / f"rank_{rank}") for rank in range(3)], True)
-    assert made.parts
+    assert made.differs
     assert [(wait.rank, wait.waits_for) for wait in made.standstill.waits] == [(0, (2,)), (1, (2,))]
     assert "ranks 0, 1 have waited for rank 2" in comparison_screen(made, "r")
     assert made.standstill.waits[0].call.line == "train.py:88"
@@ -308,7 +311,7 @@ def test_exposed_time_waits_and_rates_of_a_gpu_are_those_of_its_kernels(tmp_path
         device = {"name": "NVIDIA H100", "totalGlobalMem": 85 * 10**9}
         paths.append(trace(tmp_path / f"t{rank}.gz", rank, kernels, operators, deviceProperties=[device, device]))
     made = compare_job(rehearsed, paths, True)
-    assert not made.parts
+    assert not made.differs
     timing = made.job.traces[0].timing
     assert 1e6 * timing.computes == pytest.approx(1000 + 50)
     assert 1e6 * timing.communicates == pytest.approx(610)
@@ -357,7 +360,7 @@ def test_a_public_trace_is_read_as_holistic_trace_analysis_reads_it():
 
 def test_a_copy_that_no_trace_has_is_as_quick_as_that_of_the_gpu_of_this_memory():
     timing = Timing(1.0, 0.0, 0.0, 1.0, {}, 1, [(1e12, 0.01)], [], True)
-    record = RankRecord(0, [], 1, timing, Device("NVIDIA A100-SXM4-40GB", 42_297_524_224, 8))
+    record = JobRankRecord(0, [], 1, timing, Device("NVIDIA A100-SXM4-40GB", 42_297_524_224, 8))
     assert machine_profile.profile_fields({0: record})["memory_gb_per_s"] == 1555
 
 

@@ -23,14 +23,14 @@ from pardemo.script.runtime.launch_lines import Launch
 from pardemo.script.search import axes
 from pardemo.script.search.axes import LAYOUT, SIZE, VARIED, Axis, parse_axis, read_space
 from pardemo.script.search.conditions import read_condition
-from pardemo.script.search.coverage import Coverage
+from pardemo.script.search.coverage import PairCoverage
 from pardemo.script.search.evidence import Evidence, HeldPart
 from pardemo.script.search.reproduction import reproduce, reproduction_text
 from pardemo.script.search.script_options import script_options
 from pardemo.script.search.search import search
 from pardemo.script.search.search_results import SearchFinding
 from pardemo.script.search.shrink import shrink
-from pardemo.script.search.verdicts import ALIKE, PARTED, SeenFinding, Verdict
+from pardemo.script.search.verdicts import ALIKE, PARTED, LayoutVerdict, SeenFinding
 
 ROOT = project.PACKAGE.parent
 SCRIPT = ROOT / "tests" / "scripts" / "norm_of_heads.py"
@@ -160,7 +160,7 @@ def test_a_search_covers_all_pairs_before_it_repeats_any(counts):
     made = read_space(
         line, [Axis("dp", (1,)), *(Axis(f"a{n}", tuple(range(c))) for n, c in enumerate(counts))], ranks=1
     )
-    coverage = Coverage(made)
+    coverage = PairCoverage(made)
     first = coverage.next_point()
     assert all(first[f"a{n}"] for n in range(len(counts))), "the first is as different as can be"
     coverage.note(first, compared=True)
@@ -173,7 +173,7 @@ def test_a_search_covers_all_pairs_before_it_repeats_any(counts):
 
 
 def test_layouts_behind_a_known_difference_come_last():
-    coverage = Coverage(space("x=1,2,3", "dp=1,2"))
+    coverage = PairCoverage(space("x=1,2,3", "dp=1,2"))
     order = []
     while coverage.waiting:
         order.append(coverage.next_point([{"x": 3}]))
@@ -197,7 +197,7 @@ def test_shrinking_ends_with_the_fewest_values_that_show_the_same():
         same = [finding(name=f"layers.{point['n']}.norm.weight")] if parts else []
         judged.append(point)
         layouts = made.layout(point), made.layout(made.reference_of(point))
-        return Verdict(point, *layouts, PARTED if parts or other else ALIKE, "", other + same)
+        return LayoutVerdict(point, *layouts, PARTED if parts or other else ALIKE, "", other + same)
 
     judged = []
     followed = SearchFinding(judge({"dp": 2, "tp": 4, "x": 1, "y": "b", "n": 4, "steps": 3}), finding(), [])

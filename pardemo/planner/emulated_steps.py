@@ -20,7 +20,7 @@ from pardemo.collectives import ring_all_reduce
 from pardemo.data_parallel import BucketedDataParallel
 from pardemo.meters.padding import PaddedModule
 from pardemo.pipeline_parallel import Pipeline, Schedule, cut_by_layers, one_f_one_b
-from pardemo.planner.hardware import Gpu
+from pardemo.planner.hardware import ENDLESS, Gpu
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
@@ -37,7 +37,6 @@ SHAPE = Shape(layers=4, hidden=256, heads=4, kv_heads=4, ffn_hidden=768, vocabul
 SEQUENCE = 1024
 STEPS = 2
 SOURCE = "emulated hosts on this machine"
-ENDLESS = 1e30  # bytes or operations a second: takes no time
 
 
 @dataclass(frozen=True)

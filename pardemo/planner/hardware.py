@@ -37,6 +37,7 @@ class Gpu:
             object.__setattr__(self, "reachable", USUAL * self.flops)
 
 
+ENDLESS = 1e30  # bytes or operations a second: takes no time
 USUAL = 0.8  # of the peak, where nobody has published what large products reach
 
 #: A row for each GPU. ``memory_gib`` is the "total capacity" of torch's message "out of memory" in the GitHub issue

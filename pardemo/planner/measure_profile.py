@@ -23,6 +23,7 @@ from pardemo import project
 from pardemo.cluster import Cluster
 from pardemo.machine import times
 from pardemo.planner import hardware, profile
+from pardemo.planner.profile import four_digits
 from pardemo.world.rank import device
 
 #: By whether there is a GPU: sizes of products, seconds that the largest is repeated, bytes of a copy and of a message.
@@ -68,10 +69,10 @@ def on_rank() -> dict[str, Any]:
     target = torch.empty_like(tensor)
     copied = _mean(2 * COPY_BYTES[gpu] / median(times(lambda: target.copy_(tensor), 7)))
     fields: dict[str, Any] = {
-        "name": name, "memory_gib": _four_digits(memory / 2**30), "peak_tflops": _four_digits(peak_flops / 1e12),
-        "reachable_tflops": {str(size): _four_digits(rate / 1e12) for size, rate in rates.items()},
-        "sustained": _four_digits(min(1.0, _warm(SIZES[gpu][-1], WARM_S[gpu], rank_device) / rates[SIZES[gpu][-1]])),
-        "memory_gb_per_s": _four_digits(copied / 1e9), "bf16": gpu and torch.cuda.is_bf16_supported(),
+        "name": name, "memory_gib": four_digits(memory / 2**30), "peak_tflops": four_digits(peak_flops / 1e12),
+        "reachable_tflops": {str(size): four_digits(rate / 1e12) for size, rate in rates.items()},
+        "sustained": four_digits(min(1.0, _warm(SIZES[gpu][-1], WARM_S[gpu], rank_device) / rates[SIZES[gpu][-1]])),
+        "memory_gb_per_s": four_digits(copied / 1e9), "bf16": gpu and torch.cuda.is_bf16_supported(),
     }  # fmt: skip
     return (
         fields
@@ -127,7 +128,10 @@ def _link(group: dist.ProcessGroup, ranks: int, rings: int, gpu: bool) -> dict[s
     small, large = (_all_reduce(nbytes, group) for nbytes in (SMALL_BYTES, LARGE_BYTES[gpu]))
     moved = 2 * (ranks - 1) / ranks * (LARGE_BYTES[gpu] - SMALL_BYTES)
     rate = rings * moved / max(large - small, 1e-9)
-    return {"gb_per_s": _four_digits(rate / 1e9), "latency_us": _four_digits(1e6 * small / math.log2(ranks))}
+    return {
+        "gb_per_s": four_digits(rate / 1e9),
+        "latency_us": four_digits(1e6 * small / math.log2(ranks)),
+    }
 
 
 def _all_reduce(nbytes: int, group: dist.ProcessGroup) -> float:
@@ -164,11 +168,6 @@ def _mean(value: float) -> float:
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, value)
     return fmean(every)
-
-
-def _four_digits(value: float) -> float:
-    """Returns the value with four digits."""
-    return float(f"{value:.4g}")
 
 
 def measure_machine(file: str, ranks: int | None, as_json: bool) -> int:

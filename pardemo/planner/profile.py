@@ -100,6 +100,11 @@ class GpuProfile:
         return next(hosts for hosts in range(-(-gpus // most), gpus + 1) if gpus % hosts == 0)
 
 
+def four_digits(value: float) -> float:
+    """Rounds a measured value to four digits, as profiles have them."""
+    return float(f"{value:.4g}")
+
+
 def is_file(name: str) -> bool:
     """Returns whether ``--gpu`` means a file."""
     return name.lower().endswith(".json") or Path(name).expanduser().is_file()

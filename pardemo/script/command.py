@@ -75,7 +75,7 @@ def run_measure(arguments: argparse.Namespace) -> int:
     full = full_size.full_size_question(arguments.full_size, arguments.gpus, arguments.sequence, arguments.micro_batch)
     asked = cluster.size if cluster else arguments.ranks
     with ends_in_order("measure"):
-        out = files.report_folder(arguments.out) if arguments.out is not None else None
+        out = project.writable_folder(arguments.out, "--out") if arguments.out is not None else None
         launch = launch_lines.read_launch(
             ["python", "-m", *program] if arguments.module and program else program, asked
         )

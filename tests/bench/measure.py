@@ -15,7 +15,7 @@ from bench.processes import torchrun
 from bench.table import BenchRow, compare
 from pardemo import World, measure
 from pardemo.cluster import Cluster, loopback, tiers
-from pardemo.script.step import rank_trace
+from pardemo.script.step import WARM_UP_STEPS
 
 RANKS, STEPS, ROUNDS = 2, 12, 5
 SCRIPT = """
@@ -65,7 +65,7 @@ def rows() -> Iterator[BenchRow]:
     starts: tuple[list[float], list[float]] = [], []
     with tempfile.TemporaryDirectory() as folder:
         script, times = Path(folder, "train.py"), Path(folder, "times")
-        script.write_text(SCRIPT.format(steps=rank_trace.WARM + STEPS, warm=rank_trace.WARM), encoding="utf-8")
+        script.write_text(SCRIPT.format(steps=WARM_UP_STEPS + STEPS, warm=WARM_UP_STEPS), encoding="utf-8")
         with World(RANKS) as world:  # what ranks are forked from is warm from here on
             for _ in range(ROUNDS):
                 asked = time.time()

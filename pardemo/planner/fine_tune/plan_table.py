@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from pardemo import argument_checks
+from pardemo.planner.divisors import powers_of_two
 from pardemo.planner.estimate import HOST_STATES, RESERVE, choose
 from pardemo.planner.job import RankJob, check_tensor_parallel
 from pardemo.planner.layouts import configurations
@@ -76,7 +77,7 @@ class Request:
     @property
     def micro_batches(self) -> list[int]:
         """Powers of two that divide a rank's samples of a step."""
-        return list(self.batches) or [2**n for n in range(self.share.bit_length()) if self.share % 2**n == 0]
+        return list(self.batches) or [n for n in powers_of_two(self.share) if self.share % n == 0]
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pardemo import argument_checks
+from pardemo.planner.divisors import divisors
 from pardemo.planner.estimate import HOST_STATES
 from pardemo.planner.layouts.recomputed import MODULES, missing
 from pardemo.planner.layouts.shape import Shape
@@ -163,7 +164,7 @@ def _wrongs(
     tp, cp, pp, ep, etp, chunks = layout.tp, layout.cp, layout.pp, layout.ep, layout.etp, layout.chunks
     experts, name = shape.experts, shape.name or "this one"
     if shape.heads % tp:
-        fits = _divisors(shape.heads, gpus)
+        fits = ", ".join(map(str, divisors(shape.heads, gpus)))
         yield f"{shape.heads} attention heads do not divide by TP {tp}; {fits} would do"
     if cp > 1 and layout.context == "all-to-all" and not exchanges_heads(layout, shape):
         if shape.head_dim != shape.value_dim:
@@ -188,7 +189,8 @@ def _wrongs(
     if chunks > 1 and layout.accumulation % pp:
         yield f"an interleaved pipeline takes micro-batches in multiples of PP {pp}, not {layout.accumulation}"
     if experts and experts.count % ep:
-        yield f"{experts.count} experts do not divide by EP {ep}; {_divisors(experts.count, experts.count)} would do"
+        fits = ", ".join(map(str, divisors(experts.count, experts.count)))
+        yield f"{experts.count} experts do not divide by EP {ep}; {fits} would do"
     if experts and experts.ffn_hidden % etp:
         yield f"experts of width {experts.ffn_hidden} do not divide by ETP {etp}"
     if etp > 1 and experts is None:
@@ -202,7 +204,3 @@ def _wrongs(
         yield f"a sequence of {sequence} does not divide into 2 × CP {cp} pieces"
     if layout.sequence_parallel and sequence % tp:
         yield f"a sequence of {sequence} does not divide by TP {tp} (sequence parallel)"
-
-
-def _divisors(number: int, most: int) -> str:
-    return ", ".join(str(n) for n in range(1, min(number, most) + 1) if number % n == 0)

@@ -17,7 +17,7 @@ PARTS = (
 MOST_OF_ALONE = 1.05  # of what matrix multiplications reach alone, as measured with one release of cuBLAS
 BACKWARD_ATTENTION = 2.5  # of its forward: five matrix multiplications for two (arXiv 2307.08691, 3.1)
 LOSS_BYTES = 16  # read and written for each logit in both passes: bf16 once, fp32 three times
-#: Times of a forward pass that its backward pass takes, and its share of both.
+#: Times of a forward pass that its backward pass takes (two products for each one), and its share of both.
 BACKWARD_PER_FORWARD = 2
 BACKWARD_SHARE = BACKWARD_PER_FORWARD / (1 + BACKWARD_PER_FORWARD)
 HIDDEN_RING_SHARE = 0.8  # of attention, beside which keys and values go round

@@ -41,13 +41,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pardemo.planner import hardware, rates
+from pardemo.planner.divisors import divisors, powers_of_two
 from pardemo.planner.layouts.configurations import find_configuration, shape_of_config
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.memory import predict_memory
 from pardemo.planner.layouts.programs import find_program
-from pardemo.planner.layouts.search import PlannedLayout, chunks_of, divisors, search, shardings
+from pardemo.planner.layouts.search import PlannedLayout, chunks_of, search, shardings
 from pardemo.planner.layouts.step import idle_stages, predict_step
 
 RECOMPUTED = 1 / 3  # of the multiplications' time: forward is one of three passes
@@ -193,7 +194,7 @@ def _messages(job: Job, layout: Layout) -> float:
 def _ways(job: Job, batch: int) -> Iterator[list[Layout]]:
     """Layouts of powers of two; those of one list differ in their micro-batch alone, the largest first."""
     machine, shape = job.machine, job.shape
-    for tp, pp in itertools.product(_powers(machine.host_gpus), _powers(shape.layers)):
+    for tp, pp in itertools.product(powers_of_two(machine.host_gpus), powers_of_two(shape.layers)):
         dp = machine.gpus // (tp * pp)
         if machine.gpus % (tp * pp) or shape.heads % tp or batch % dp:
             continue
@@ -208,10 +209,6 @@ def _ways(job: Job, batch: int) -> Iterator[list[Layout]]:
             sizes = [(n, share // n) for n in micros]
             for chunks in chunks_of(shape.layers, pp, share, MOST_CHUNKS):
                 yield [base.but(micro_batch=n, accumulation=m, chunks=chunks) for n, m in sizes]
-
-
-def _powers(most: int) -> list[int]:
-    return [2**k for k in range(most.bit_length())]
 
 
 def _settings(candidate: Candidate) -> tuple[int, int, int, float]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from pardemo.planner.divisors import divisors, powers_of_two
 from pardemo.planner.estimate import choose
 from pardemo.planner.layouts.intervals import Interval, beyond_measured, of_seconds
 from pardemo.planner.layouts.job import Job
@@ -252,14 +253,9 @@ def if_changed(
     return (result.best[0], PlannedLayout(job, answer.best[0].layout)) if result.best else None
 
 
-def divisors(number: int, most: int) -> list[int]:
-    """Returns the divisors of a number up to ``most``."""
-    return [n for n in range(1, min(number, most) + 1) if number % n == 0]
-
-
 def _contexts(ranks: int, sequence: int) -> list[int]:
     """Yields context-parallel ranks: powers of two, each with at least 2,048 tokens."""
-    return [n for n in (2**k for k in range(11)) if ranks % n == 0 and (n == 1 or sequence >= 2048 * n)]
+    return [n for n in powers_of_two(1024) if ranks % n == 0 and (n == 1 or sequence >= 2048 * n)]
 
 
 def _experts(shape: Shape, ranks: int) -> list[int]:

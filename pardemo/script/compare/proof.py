@@ -64,7 +64,7 @@ def compare_in_full(
     if not in_full.findings and not chosen.issuperset(parted):  # what parts is past the budget
         return compared
     elements = sum(sizes.get(name, 0) for name in chosen)
-    many = f"{len(chosen)} parameter{'s' if len(chosen) > 1 else ''} of {elements:,} elements"
+    many = f"{count_text(len(chosen), 'parameter')} of {elements:,} elements"
     in_full.notes.append(f"{other.layout.name}: {many}, compared in full")
     return in_full
 
@@ -117,7 +117,7 @@ def _proof(layouts: Sequence[RunLayout], options: RunOptions, folder: Path) -> P
     proof = Proof(
         [LayoutResult(layouts[0], steps_run=steps, steps_compared=steps)], list(run.records[0].notes),
         asked=options.steps, parameters=len(reference.whole[0].before), tolerance=reference.tolerance, rounded=short,
-        replayed=options.feeding is not None,
+        replayed=options.replay is not None,
     )  # fmt: skip
     if options.sketched:
         proof.notes.append(f"{sum(runs.elements(run).values()):,} elements: parameters are compared by sketches")

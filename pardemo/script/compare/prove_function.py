@@ -15,6 +15,7 @@ from pardemo.script.compare import run_layouts, runs
 from pardemo.script.compare.proof import compare_layouts
 from pardemo.script.compare.results import Proof
 from pardemo.script.compare.run_layouts import RunLayout
+from pardemo.script.words import count_text
 
 #: Makes an optimizer of the parameters that a rank has.
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -127,7 +128,7 @@ def _check_batch(batch: Any, number: int, layout: RunLayout) -> None:
     if samples % (groups * parts):
         raise ValueError(
             f"{layout.name}: {samples} samples of batch {number + 1} do not divide into {groups} data-parallel ranks "
-            f"and {parts} micro-batch{'es' if parts > 1 else ''}"
+            f"and {count_text(parts, 'micro-batch')}"
         )
 
 

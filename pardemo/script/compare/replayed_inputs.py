@@ -1,4 +1,4 @@
-"""Records the inputs of one layout of a script, and says what of them was replayed in others."""
+"""Records the inputs of a layout of a script, replays them in others, and reports what was replayed."""
 
 import os
 import re
@@ -9,13 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pardemo import project
 from pardemo.script.compare import run_layouts, runs
 from pardemo.script.compare.comparison import LayoutComparison
 from pardemo.script.compare.run_layouts import RunLayout
 from pardemo.script.compare.runs import ProveError, Run, RunOptions
-from pardemo.script.record.input_feeder import InputFeeder
+from pardemo.script.record.input_replayer import InputReplayer
 from pardemo.script.record.model_outputs import REFERENCE, SAMPLES, samples_name
-from pardemo.script.record.rank_record import FedInputs
+from pardemo.script.record.rank_record import ReplayReport
 from pardemo.script.record.recorded_inputs import (
     BATCH,
     CALL,
@@ -29,27 +30,19 @@ from pardemo.script.record.recorded_inputs import (
 )
 from pardemo.script.words import count_text, first_of
 
-#: What a folder is called in which all is written first.
+#: How the name of the temporary folder begins that a recording is written to first.
 _WRITTEN = ".recorded-"
-#: Files of recorded inputs, which a new recording replaces.
+#: Names of the files of a recording, which a new recording replaces.
 _FILES = re.compile(rf"{INDEX}|{REFERENCE}|{SAMPLES}|step\d+\.rank\d+\.safetensors")
 
 
 def recording_folder(path: str) -> Path:
-    """Makes the folder for recorded inputs, if there is none; earlier ones in it make room for the new ones.
+    """Makes a folder for recorded inputs, or checks that an existing one has nothing but an earlier recording.
 
     Raises:
-        ValueError: it has other things in it, cannot be one, or cannot be written to; one line.
+        ValueError: the folder has other files, is a file itself, or cannot be written to; one line.
     """
-    folder = Path(path)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except FileExistsError:
-        raise ValueError(f"--record takes a folder, and {path} is a file") from None
-    except OSError as error:
-        raise ValueError(f"--record: nothing can be written to {path}: {error.strerror}") from None
+    folder = project.writable_folder(path, "--record", "takes a folder")
     names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith(_WRITTEN))
     if others := [name for name in names if not _FILES.fullmatch(name)]:
         raise ValueError(f"--record: {path} has other things in it, as {others[0]}: say a folder of its own")
@@ -57,10 +50,10 @@ def recording_folder(path: str) -> Path:
 
 
 def record_inputs(layout: RunLayout, options: RunOptions, folder: Path) -> RecordedInputs:
-    """Runs a script in one layout, and writes what its steps train on to a folder, in one piece.
+    """Runs a script in a layout, and writes what its steps train on to a folder, once the run is complete.
 
     Raises:
-        ProveError: it could not be run, or took no step.
+        ProveError: the layout has pipeline stages, or the script could not be run, or took no step.
     """
     if layout.size("pp") > 1:
         raise ProveError("inputs are recorded in a layout without pipeline stages: choose one with pp=1")
@@ -83,7 +76,7 @@ def record_inputs(layout: RunLayout, options: RunOptions, folder: Path) -> Recor
 
 
 def recorded_text(recorded: RecordedInputs) -> str:
-    """Says what was recorded: steps, samples, tensors of the loss, draws, routes."""
+    """Describes a recording: its steps, samples, tensors of the loss, draws and routes."""
     step = recorded.step(0)
     slots = [slot for slot in step.slots if not slot.endswith(SCORES)]
 
@@ -100,7 +93,7 @@ def recorded_text(recorded: RecordedInputs) -> str:
 
 
 def replayed_layouts(recorded: RecordedInputs, texts: Sequence[Any], line: Sequence[str]) -> list[RunLayout]:
-    """Returns the recorded layout, which is the reference, and those that are to be held against it.
+    """Returns the recorded layout, which is the reference, and the layouts to compare with it.
 
     Raises:
         ValueError: a layout cannot be read, is the reference, or has what cannot be replayed; one line.
@@ -113,72 +106,75 @@ def replayed_layouts(recorded: RecordedInputs, texts: Sequence[Any], line: Seque
 
 
 def on_recorded_inputs(options: RunOptions, recorded: RecordedInputs) -> RunOptions:
-    """Returns options by which each layout is fed recorded inputs, for as many steps as there are."""
+    """Returns options by which each layout trains on the recorded inputs, for at most as many steps as these have."""
 
-    def feeding(layout: RunLayout) -> Any:
+    def replay(layout: RunLayout) -> Any:
         sizes = layout.sizes | {key: layout.size(key) for key in ("dp", "tp", "cp")} | {"ranks": layout.ranks}
-        return partial(InputFeeder, recorded=recorded, sizes=sizes)
+        return partial(InputReplayer, recorded=recorded, sizes=sizes)
 
-    return replace(options, steps=min(options.steps, recorded.steps), feeding=feeding)
+    return replace(options, steps=min(options.steps, recorded.steps), replay=replay)
 
 
 def replay_notes(run: Run, steps: int) -> list[str]:
-    """Says what was replayed in the first steps of a layout, and what was not."""
-    fed = _fed(run, steps)
-    if not fed:
+    """Reports what was replayed in the first steps of a layout, and what was not."""
+    reports = _reports(run, steps)
+    if not reports:
         return []
     kinds = {
-        "tensors of the loss at": {text: "" for report in fed for text in sorted(report.beside)},
-        "random numbers at": {text: "" for report in fed for text in sorted(report.draws)},
-        "routes of": _routes(fed),
+        "tensors of the loss at": {text: "" for report in reports for text in sorted(report.loss_inputs)},
+        "random numbers at": {text: "" for report in reports for text in sorted(report.draws)},
+        "routes of": _routes(reports),
     }
-    many, kept = sum(report.fed for report in fed), sum(report.kept for report in fed)
+    many, kept = sum(report.replayed for report in reports), sum(report.already_recorded for report in reports)
     parts = [f"the model's inputs ({count_text(many, 'micro-batch')})"] * (many > 0)
     parts += [f"{words} {_listed(places)}" for words, places in kinds.items() if places]
     kept_text = f"; {count_text(kept, 'micro-batch')} had recorded samples by themselves" * (kept > 0)
     notes = [f"{run.layout.name}: replayed: {'; '.join(parts) or 'nothing'}{kept_text}"]
-    left = {text: kind for report in fed for text, kind in (report.left | report.unreplaced).items()}
+    left = {
+        text: kind for report in reports for text, kind in (report.not_replayed | report.without_counterpart).items()
+    }
     return notes + ([f"{run.layout.name}: not replayed: {_listed(left)}"] if left else [])
 
 
-def _fed(run: Run, steps: int) -> list[FedInputs]:
-    return [report for record in run.records for report in record.fed[:steps]]
+def _reports(run: Run, steps: int) -> list[ReplayReport]:
+    return [report for record in run.records for report in record.replays[:steps]]
 
 
 def _listed(places: Mapping[str, str]) -> str:
     return first_of([f"{text}: {more}" if more else text for text, more in places.items()], 4)
 
 
-def _routes(fed: Sequence[FedInputs]) -> dict[str, str]:
+def _routes(reports: Sequence[ReplayReport]) -> dict[str, str]:
     counts: dict[str, tuple[int, int]] = {}
-    for text, (changed, rows) in (item for report in fed for item in report.routes.items()):
+    for text, (changed, rows) in (item for report in reports for item in report.routes.items()):
         before = counts.get(text, (0, 0))
         counts[text] = before[0] + changed, before[1] + rows
     return {text: f"{changed} of {rows} would be others" if changed else "" for text, (changed, rows) in counts.items()}
 
 
 def judge_replay(run: Run, comparison: LayoutComparison) -> None:
-    """Adds to findings what the loss has read beside the samples, where that differs.
+    """Explains findings by inputs of the loss that differ from the recorded ones.
 
     Raises:
-        ProveError: something differs, and the loss has read what the script made of samples that were replaced.
+        ProveError: a finding says nothing, as ranks mixed recorded samples with their own order, or as the loss has
+            read what the script computed from samples that were replaced.
     """
     if not comparison.findings:
         return
     first = comparison.findings[0]
-    fed = _fed(run, first.step)
-    if any(report.fed for report in fed) and any(report.elsewhere for report in fed):
+    reports = _reports(run, first.step)
+    if any(report.replayed for report in reports) and any(report.other_rows for report in reports):
         raise ProveError(
             f"step {first.step} differs in {first.what}, and ranks have other samples than each other's: some have "
             "recorded ones in an order of their own, and others were fed blocks of them; let all draw by their rank"
         )
-    for text, kind in (item for report in fed for item in report.unreplaced.items()):
+    for text, kind in (item for report in reports for item in report.without_counterpart.items()):
         raise ProveError(
             f"step {first.step} differs in {first.what}, and the loss reads what the script made of its own samples, "
             f"at {text}: {kind}; make it behind the model's call, or draw samples from torch's own generator, whose "
             "numbers are replayed"
         )
-    apart = [item for report in fed for item in report.apart.items()]
+    apart = [item for report in reports for item in report.differing.items()]
     if apart:
         text, off = apart[0]
         also = f"; what the loss reads at {text} is not what it was in the reference, by {off} of its largest number"

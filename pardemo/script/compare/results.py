@@ -81,7 +81,7 @@ class Proof:
     tolerance: float = 0.0
     #: short types in which the reference computes, by whose rounding tolerances were found
     rounded: list[str] = field(default_factory=list)
-    #: whether all layouts were fed recorded inputs
+    #: whether recorded inputs were replayed in all layouts
     replayed: bool = False
 
     @property

@@ -113,8 +113,8 @@ class RunOptions:
 
     ``until_s``: when the last run has to end, by ``time.monotonic``.
     ``follow``: what follows more of them on a rank, of prove's recorder. ``rounded``: rounded otherwise.
-    ``multiplied``: parameters that are changed on purpose. ``feeding``: makes of a layout what follows its ranks
-    as ``follow`` does, and feeds them recorded inputs.
+    ``multiplied``: parameters that are changed on purpose. ``replay``: returns for a layout what follows its ranks
+    as ``follow`` does, and replays recorded inputs on them.
     """
 
     steps: int = 3
@@ -127,7 +127,7 @@ class RunOptions:
     follow: Callable[..., Any] | None = None
     rounded: bool = False
     multiplied: Multiplied | None = None
-    feeding: Callable[[RunLayout], Callable[..., Any]] | None = None
+    replay: Callable[[RunLayout], Callable[..., Any]] | None = None
 
 
 def run_layout(layout: RunLayout, options: RunOptions, folder: Path) -> Run:
@@ -143,7 +143,7 @@ def run_layout(layout: RunLayout, options: RunOptions, folder: Path) -> Run:
     else:
         launch, text = launch_of(layout)
         name = os.path.basename(launch.script)
-    follow = options.feeding(layout) if options.feeding is not None else options.follow
+    follow = options.replay(layout) if options.replay is not None else options.follow
     left_s = max(options.until_s - time.monotonic(), 0.1)
     task = RecordedScript(launch, os.getcwd(), settings, options.double, function, follow)
     try:

@@ -13,6 +13,7 @@ from pardemo.script.compare.differences import Finding
 from pardemo.script.compare.runs import ProveError, Run
 from pardemo.script.compare.step_pair import StepPair
 from pardemo.script.record.rank_record import RankRecord
+from pardemo.script.words import count_text
 from pardemo.world.errors import ranks_text
 
 
@@ -401,7 +402,7 @@ def _shift_text(reference: Sequence[Samples], candidate: Sequence[Samples], begi
     away = steps_away(candidate, reference, begin, 2)
     number = sum(step.total() for step in reference[min(begin, begin + away) : max(begin, begin + away)])
     if away > 0:
-        return f"the samples of {away} step{'s' * (away > 1)}, {number} of them, are left out: no step trains on them"
+        return f"the samples of {count_text(away, 'step')}, {number} of them, are left out: no step trains on them"
     if away and begin + away == 0:
         return f"the sampler begins anew: {number} samples that were trained on before the stop come again"
-    return f"the samples of {-away} step{'s' * (away < -1)} before come again, {number} of them" if away else ""
+    return f"the samples of {count_text(-away, 'step')} before come again, {number} of them" if away else ""

@@ -33,21 +33,24 @@ from pardemo.script.record.rank_record import ParameterShard, Tensors
 from pardemo.script.record.recorded_inputs import RecordedInputs
 from pardemo.script.words import count_text, first_of
 
-#: What stands in an engine's line for the file of the recorded samples.
+#: The word in an engine's command line that is replaced by the file of the recorded samples.
 FIELD = "{samples}"
-#: Relative difference of log-probabilities, and of outputs, that is rounding where the reference's is not known.
-LEAST = 1e-9
+#: Relative difference of log-probabilities and outputs that always counts as rounding.
+LEAST_TOLERANCE = 1e-9
 
 
 @dataclass
 class EngineComparison:
     """The result of comparing an engine's log-probabilities of recorded samples with the reference's.
 
-    ``tokens``: how many were compared, without padding by the samples' attention_mask; ``different``: of how many they
-    differ; ``largest``, ``mean``: by how much; ``allowed``: what rounding may make. ``first``: sample and token, from
-    0, of the first that differs, in the order of the tokens. ``module``: the
-    first module whose output differs, and ``reference_module``, what it is in the reference. ``unmatched``: parameters
-    that have no values of the reference's, and why; ``missing``: the reference's that the engine has not.
+    Args:
+        line: the engine's command line. reference: the reference's layout.
+        tokens: how many were compared, without padding by the samples' attention_mask. different: how many differ.
+        largest, mean: the differences of log-probabilities. allowed: the difference that rounding may make.
+        first: the sample and the token, from 0, of the first difference in the order of the tokens.
+        module: the first module whose output differs. reference_module: its counterpart in the reference.
+        unmatched: the engine's parameters that equal none of the reference's, and why.
+        missing: the reference's parameters that the engine does not have.
     """
 
     line: str
@@ -65,11 +68,11 @@ class EngineComparison:
 
     @property
     def equal(self) -> bool:
-        """Whether all log-probabilities are the reference's, to rounding."""
+        """Whether all log-probabilities equal the reference's, to rounding."""
         return not self.different
 
     def as_json(self) -> dict[str, Any]:
-        """Returns what ``pardemo prove --replay DIR --outputs --json`` prints."""
+        """Returns the comparison for JSON, as ``pardemo prove --replay DIR --outputs --json`` prints it."""
         return {"equal": self.equal} | asdict(self)
 
     def __str__(self) -> str:
@@ -98,11 +101,11 @@ class EngineComparison:
 def compare_engine(
     recorded: RecordedInputs, texts: Sequence[str], line: Sequence[str], options: RunOptions
 ) -> EngineComparison:
-    """Runs a script that calls another model with the recorded samples, and compares what that computes.
+    """Runs an engine's script with the recorded samples, and compares its log-probabilities with the reference's.
 
     Args:
-        texts: the layout, as ``"ranks=1"``; none is one process. line: of the script; ``{samples}`` in it is the file
-            of the samples.
+        texts: the layout, as ``"ranks=1"``, which is also the default. line: the script's command line, in which
+            ``{samples}`` stands for the file of the samples.
 
     Raises:
         ProveError: the script could not be run, or called no model with these samples.
@@ -139,27 +142,27 @@ def compare_engine(
 
 
 def _real_tokens(samples: Tensors) -> torch.Tensor:
-    """Returns which tokens of the samples are no padding, by their attention_mask: [b, s]."""
+    """Finds which tokens of the samples are no padding, by their attention_mask: → [b, s]."""
     tokens, mask = samples[samples_name(samples)], samples.get("attention_mask")
     known = mask is not None and mask.shape == tokens.shape
     return mask.bool() if mask is not None and known else torch.ones(tokens.shape[:2], dtype=torch.bool)
 
 
 def _predicted(mask: torch.Tensor) -> torch.Tensor:
-    """Returns which tokens from the second on follow another one, neither of them padding: [b, s] → [b, s - 1]."""
+    """Finds which tokens from the second on are predicted: neither they nor those before are padding: → [b, s - 1]."""
     return mask[:, 1:] & mask[:, :-1]
 
 
 def compare_calls(line: str, name: str, reference: Tensors, engine: Tensors, mask: torch.Tensor) -> EngineComparison:
-    """Compares what two models computed of the same samples.
+    """Compares what two models computed from the same samples.
 
     Args:
-        line: what ran the engine. name: the reference's layout. reference, engine: what a call has left, as
-            :class:`~pardemo.script.record.model_outputs.ModelCall` keeps it. mask: which tokens are no padding, [b, s].
+        line: the engine's command line. name: the reference's layout. reference, engine: the tensors of a
+            :class:`~pardemo.script.record.model_outputs.ModelCall`. mask: which tokens are no padding, [b, s].
     """
     predicted = _predicted(mask)
-    truth, rounded = reference[LOG_PROBABILITIES], reference.get(ROUNDED, reference[LOG_PROBABILITIES])
-    ways = product(zip(truth, rounded, strict=True), engine[LOG_PROBABILITIES])  # several where b = s
+    exact, rounded = reference[LOG_PROBABILITIES], reference.get(ROUNDED, reference[LOG_PROBABILITIES])
+    ways = product(zip(exact, rounded, strict=True), engine[LOG_PROBABILITIES])  # several where b = s
     offs = [
         ((chances - wanted).abs().nan_to_num(nan=float("inf")).where(predicted, 0), wanted, otherwise)
         for (wanted, otherwise), chances in ways
@@ -167,7 +170,7 @@ def compare_calls(line: str, name: str, reference: Tensors, engine: Tensors, mas
     off, wanted, otherwise = min(offs, key=lambda way: float(way[0].max()))
     scale = float(wanted[predicted].abs().max())
     moved = float((otherwise - wanted)[predicted].abs().nan_to_num(posinf=0).max())
-    allowed = max(TIMES * moved, LEAST * scale)
+    allowed = max(TIMES * moved, LEAST_TOLERANCE * scale)
     apart = off > allowed
     token = int(apart.any(0).int().argmax())
     row = int(apart[:, token].int().argmax())
@@ -196,14 +199,15 @@ def _of_kind(tensors: Tensors, kind: str) -> Tensors:
 
 
 def _map(reference: Tensors, engine: Tensors) -> ParameterMap:
-    """Finds of which of the reference's parameters each of the engine's has the values, also transposed."""
+    """Matches each of the engine's parameters with the reference's that has its values, also transposed."""
     types = {value.dtype for value in (*reference.values(), *engine.values()) if value.is_floating_point()}
-    tolerance = max((torch.finfo(dtype).eps for dtype in types), default=LEAST)  # one may hold them in fewer bits
-    truth = {name: value.double() for name, value in reference.items()}
+    # an engine may hold its parameters in fewer bits
+    tolerance = max((torch.finfo(dtype).eps for dtype in types), default=LEAST_TOLERANCE)
+    in_fp64 = {name: value.double() for name, value in reference.items()}
 
     def parts_of(values: Tensors) -> ParameterMap:
         pieces = [(ParameterShard(name, tuple(value.shape)), value.double()) for name, value in values.items()]
-        return map_parameters(truth, {0: pieces}, {}, tolerance)
+        return map_parameters(in_fp64, {0: pieces}, {}, tolerance)
 
     parts = parts_of(engine)
     flipped = parts_of({name: engine[name].T for name in parts.unknown if engine[name].dim() == 2})
@@ -218,29 +222,30 @@ def _map(reference: Tensors, engine: Tensors) -> ParameterMap:
 def _first_module(
     reference: Tensors, engine: Tensors, parts: ParameterMap, allowed: float, mask: torch.Tensor
 ) -> tuple[str, str]:
-    """Finds the engine's first module whose output is not that of its counterpart, by its parameters' values."""
+    """Finds the engine's first module whose output differs from its counterpart's, which has the same parameters."""
     in_order = {name: part for name, part in parts.parts[0].items() if not part.is_cut}  # else outputs are, too
     renamed = renamed_modules(in_order) | _layers(parts)
     wanted = {tuple(key.split("|")[1:]): tensor for key, tensor in _of_kind(reference, OUTPUT).items()}
     outputs = {tuple(key.split("|")): tensor for key, tensor in _of_kind(engine, OUTPUT).items()}
     for (_, module, times), output in sorted(outputs.items(), key=lambda item: int(item[0][0])):
-        truth = wanted.get((renamed.get(module, module), times))
-        if truth is None or truth.numel() != output.numel():
+        expected = wanted.get((renamed.get(module, module), times))
+        if expected is None or expected.numel() != output.numel():
             continue
-        real = mask.T if truth.shape[:2] == mask.T.shape != mask.shape else mask
-        truth, ways = truth.flatten(0, -2), [output.flatten(0, -2)]
-        if len(truth) == mask.numel():  # a row for each token, sample by sample or position by position
-            truth = truth[real.flatten()]
+        real = mask.T if expected.shape[:2] == mask.T.shape != mask.shape else mask
+        expected, ways = expected.flatten(0, -2), [output.flatten(0, -2)]
+        if len(expected) == mask.numel():  # a row for each token, sample by sample or position by position
+            expected = expected[real.flatten()]
             ways += [ways[0].unflatten(0, shape).transpose(0, 1).flatten(0, 1) for shape in (mask.shape, mask.T.shape)]
             ways = [way[real.flatten()] for way in ways]
-        offs = [float((way.reshape(truth.shape) - truth).abs().nan_to_num(nan=float("inf")).max()) for way in ways]
-        if min(offs) > max(10 * allowed, LEAST) * float(truth.abs().max()):
+        differences = [(way.reshape(expected.shape) - expected).abs() for way in ways]
+        off = min(float(difference.nan_to_num(nan=float("inf")).max()) for difference in differences)
+        if off > max(10 * allowed, LEAST_TOLERANCE) * float(expected.abs().max()):
             return module, renamed.get(module, module)
     return "", ""
 
 
 def _layers(parts: ParameterMap) -> dict[str, str]:
-    """Returns by each of the engine's layers, ``decoder.layers.0``, the one that most of its parameters are in."""
+    """Returns for each of the engine's layers, as ``decoder.layers.0``, the reference's with most of its parameters."""
     votes: dict[str, Counter[str]] = {}
     pieces = {name: {part.name} for name, part in parts.parts[0].items()} | parts.parameters_of_pieces()
     for here, names in pieces.items():

@@ -42,7 +42,7 @@ def deadlocked_ranks(logs: Mapping[int, Log]) -> list[int]:
     Such a rank waits for one that has ended, that is in another call of the same group, or that can never go on either.
     Ranks that compute are none of these: whoever waits for them alone is not stuck.
     """
-    return sorted(CallTable(logs).stuck())
+    return sorted(CallTable(logs).deadlocked())
 
 
 class CallTable:
@@ -53,7 +53,7 @@ class CallTable:
         self.groups: dict[tuple[str, tuple[int, ...]], dict[int, list[LoggedCall]]] = defaultdict(dict)
         for rank, log in logs.items():
             for call in log.calls:
-                self.groups[call.group, call.ranks].setdefault(rank, []).append(call)
+                self.groups[call.group_key].setdefault(rank, []).append(call)
 
     def waits(self, at_s: float) -> list[BlockedCall]:
         """Returns each rank's first call that other ranks have not begun, or in whose place they are in another."""
@@ -71,7 +71,7 @@ class CallTable:
 
     def absent(self, rank: int, call: LoggedCall) -> list[int]:
         """Returns the ranks that a call waits for: they have not begun it, or do something else instead."""
-        of_ranks = self.groups[call.group, call.ranks]
+        of_ranks = self.groups[call.group_key]
         if call.ranks[0] < 0:  # a message of any rank
             return [other for other in self.logs if other != rank]
         needed = call.shape if call.kind == "new_group" else call.ranks  # a group is made by its own ranks
@@ -85,7 +85,7 @@ class CallTable:
         key = _agreement_key(of_ranks[rank][parts])
         return [other for other in needed if other in of_ranks and _agreement_key(of_ranks[other][parts]) != key]
 
-    def stuck(self) -> set[int]:
+    def deadlocked(self) -> set[int]:
         """Returns the ranks all of whose open calls wait for ranks that will never begin them."""
         never = self.ended()
         stuck = {rank for rank, log in self.logs.items() if log.waiting and not log.ended}
@@ -107,7 +107,7 @@ class CallTable:
         """Whether the other end has taken a message; its own rank sees that only if it waits for it."""
         if not call.message:
             return False
-        number, of_ranks = call.number, self.groups[call.group, call.ranks]
+        number, of_ranks = call.number, self.groups[call.group_key]
         return any(
             other != rank and len(calls) > number and calls[number].state == "over" for other, calls in of_ranks.items()
         )
@@ -149,7 +149,7 @@ class CallTable:
             return False
         if len({call.step for call in calls.values()}) > 1:
             return True
-        # another place: a parting only where one rank is where the other is at another time. Ranks that call from
+        # another place: a mismatch only where one rank is where the other is at another time. Ranks that call from
         # lines of their own, as the two branches of a condition, do so each time.
         places = {rank: {_line_and_module(call) for call in calls_of_rank} for rank, calls_of_rank in of_ranks.items()}
         return any(

@@ -97,6 +97,16 @@ class LoggedCall:
     failed: bool = False
 
     @property
+    def group_key(self) -> tuple[str, tuple[int, ...]]:
+        """Identifies the call's group among those of all ranks: its name and its ranks."""
+        return self.group, self.ranks
+
+    @property
+    def key(self) -> tuple[str, tuple[int, ...], int]:
+        """Identifies the collective among those of all ranks: its group's name and ranks, and its number there."""
+        return self.group, self.ranks, self.number
+
+    @property
     def message(self) -> bool:
         """Whether it is a message from one rank to another, and no collective."""
         return self.kind in ("send", "receive")

@@ -135,7 +135,7 @@ def standstill_of(
     for rank, how in (deaths or {}).items():
         logs[rank] = replace(logs.get(rank, Log()), ended="died", why=RaisedError(at_s, how, ""))
     table = CallTable(logs)
-    stuck = sorted(table.stuck())
+    stuck = sorted(table.deadlocked())
     does = {rank: _activity(log, (lines or {}).get(rank, "")) for rank, log in sorted(logs.items())}
     return Standstill(table.first(bool(stuck or deaths)), table.waits(at_s), stuck, does, _passed_exceptions(logs))
 

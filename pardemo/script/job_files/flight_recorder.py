@@ -9,18 +9,18 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pardemo.script.job_files.records import JobCall, RankRecord, collective_kind, dtype_and_size, ranks_of
+from pardemo.script.job_files.records import JobCall, JobRankRecord, collective_kind, dtype_and_size, ranks_of
 
 #: What torch calls the group of all ranks.
 DEFAULT = "default_pg"
-#: Folders of which a frame is torch's or Python's, and not the reader's.
+#: Folders whose frames are a library's, and not the training script's.
 _LIBRARIES = ("/torch/", "/site-packages/", "/lib/python")
 
 
-def record_of(rank: int, entries: Iterable[Any], groups: Any) -> RankRecord:
-    """Makes a rank's record of a dump's ``entries`` and its ``pg_config``.
+def record_of(rank: int, entries: Iterable[Any], groups: Any) -> JobRankRecord:
+    """Makes a rank's record from the ``entries`` and the ``pg_config`` of its dump.
 
-    A group of gloo's has no ranks in a dump; of the default group they are all the job's, which the caller knows.
+    Calls of gloo's groups have no ranks there, as a dump does not list them; the caller has to add them.
 
     Raises:
         ValueError: an entry is none of the flight recorder's.
@@ -30,7 +30,7 @@ def record_of(rank: int, entries: Iterable[Any], groups: Any) -> RankRecord:
         calls = [_call(rank, entry, ranks) for entry in entries if collective_kind(str(entry["profiling_name"]))]
     except (KeyError, TypeError, AttributeError, IndexError, ValueError, OverflowError) as error:
         raise ValueError(f"an entry that the flight recorder does not write: {error!r}") from None
-    return RankRecord(rank, calls)
+    return JobRankRecord(rank, calls)
 
 
 def _call(rank: int, entry: Mapping[str, Any], groups: Mapping[str, tuple[int, ...]]) -> JobCall:
@@ -62,7 +62,7 @@ def _sizes(shapes: Any) -> list[list[int]]:
 
 
 def _ends(title: str, ranks: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns sender and receiver of a message, from ``nccl:send 0->1`` or ``nccl:recv 1<-0``, numbers in its group."""
+    """Reads a message's sender and receiver from ``nccl:send 0->1`` or ``nccl:recv 1<-0``, numbered in its group."""
     ends = title.replace("->", " ").replace("<-", " ").split()[1:]
     if len(ends) != 2:
         return ()
@@ -72,7 +72,7 @@ def _ends(title: str, ranks: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _line(frames: Iterable[Mapping[str, Any]]) -> str:
-    """Returns the innermost line that is no library's, as ``train.py:88``."""
+    """Returns the innermost line outside libraries, as ``train.py:88``."""
     for frame in frames:
         file = str(frame["filename"])
         if file.endswith(".py") and not any(folder in file for folder in _LIBRARIES):

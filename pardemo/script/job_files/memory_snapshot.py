@@ -1,4 +1,4 @@
-"""Reads a memory snapshot of torch: what was alive at the fullest moment that it recorded.
+"""Reads which blocks were allocated at the peak of a memory snapshot of torch.
 
 ``torch.cuda.memory._dump_snapshot`` writes it, and ``pardemo measure --out`` in its form
 (:mod:`pardemo.meters.snapshot`), with the kind of each tensor for its category.
@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 
 from pardemo.script.job_files.records import MemoryRecord
 
-#: Frames of a block that are kept, the innermost first; of a torch that is deep in a model the line stands further out.
+#: Frames of a block that are kept, the innermost first: the script's line may be many of torch's frames further out.
 _FRAMES = 40
-#: A category of torch's viewer that says nothing.
+#: A category of torch's viewer for blocks whose kind it does not know.
 _UNKNOWN = "unknown"
 
 
 class _Block(NamedTuple):
-    """A block's bytes, its kind where the file says it, and the frames that made it, as ``train.py:88``."""
+    """A block's bytes, its kind where the file has it, and the frames that allocated it, as ``train.py:88``."""
 
     nbytes: int
     kind: str
@@ -26,7 +26,7 @@ class _Block(NamedTuple):
 
 
 def memory_of(rank: int, taken: Mapping[str, Any]) -> MemoryRecord:
-    """Finds the fullest moment of a snapshot's device with most events.
+    """Finds the peak of the device that has most events in a snapshot, and the blocks that are allocated then.
 
     Raises:
         ValueError: it has entries that torch does not write.
@@ -57,7 +57,7 @@ def memory_of(rank: int, taken: Mapping[str, Any]) -> MemoryRecord:
 
 
 def _changes(events: Iterable[Mapping[str, Any]]) -> Iterable[tuple[int, _Block | None]]:
-    """Yields of each allocation its address and its block, of each release its address and None."""
+    """Yields the address and the block of each allocation, and the address and None of each release."""
     for event in events:
         if event["action"] == "alloc":
             yield event["addr"], _block(event)
@@ -66,7 +66,7 @@ def _changes(events: Iterable[Mapping[str, Any]]) -> Iterable[tuple[int, _Block 
 
 
 def _alive_before(events: Iterable[Mapping[str, Any]], segments: Iterable[Mapping[str, Any]]) -> dict[int, _Block]:
-    """Returns what was there before the first event: what is released or there at the end, and was never allocated."""
+    """Finds the blocks from before the first event: those released, or there at the end, but never allocated."""
     alive, allocated = {}, set()
     for event in events:
         if event["action"] == "alloc":

@@ -1,4 +1,4 @@
-"""Reads a pickle of plain values from a file that nobody has to trust: no class, no function, no code."""
+"""Reads pickles of plain values from files that need not be trusted: it loads no class and runs no code."""
 
 import io
 import os
@@ -8,14 +8,14 @@ from typing import Any
 
 #: Bytes of the largest file that is read: its values take up to ten times as much memory.
 LARGEST = 1 << 30
-#: What a pickle may name beside what it writes without a name: Python's own sets.
+#: The only classes that a pickle may name: Python's sets. All other plain values need no name.
 _SETS = {(module, made.__name__): made for module in ("builtins", "__builtin__") for made in (set, frozenset)}
 
 
 def read_plain(path: Path) -> Any:
-    """Returns the values of a pickle that has numbers, texts, bytes, lists, tuples, dicts and sets alone.
+    """Reads a pickle that has only numbers, texts, bytes, lists, tuples, dicts and sets.
 
-    torch's flight recorder and memory snapshots have nothing else.
+    Dumps of torch's flight recorder and memory snapshots have nothing else.
 
     Raises:
         ValueError: it has anything else, is too large, or is no whole pickle; nothing of it was run.
@@ -30,14 +30,14 @@ def read_plain(path: Path) -> Any:
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """An unpickler that finds no class and no function but :data:`_SETS`."""
+    """Loads a pickle, and refuses all classes and functions but :data:`_SETS`."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Returns a set's class; refuses all other names, before anything is imported."""
+        """Returns a class of :data:`_SETS`, and refuses all other names before anything is imported."""
         if (module, name) not in _SETS:
             raise pickle.UnpicklingError(f"it names {module}.{name}, which could run code")
         return _SETS[module, name]
 
     def persistent_load(self, key: Any) -> Any:
-        """Refuses what is stored elsewhere."""
+        """Refuses values that are stored outside the pickle."""
         raise pickle.UnpicklingError("it names values that are stored elsewhere")

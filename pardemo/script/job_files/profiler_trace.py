@@ -1,7 +1,7 @@
-"""Reads a trace of torch's profiler: a rank's collectives, and where its GPU's time went.
+"""Reads a rank's collectives and the use of its GPU's time from a trace of torch's profiler.
 
-Of an event that is no collective a few numbers are kept, so that a trace of gigabytes fits. A GPU's time is that of its
-kernels; where there are none, it is that of the processor's operators and gloo's own bars.
+Only a few numbers are kept of an event that is no collective, so that a trace of gigabytes fits into memory. A GPU's
+time is that of its kernels; a trace without kernels has the time of the CPU's operators, and of gloo's annotations.
 """
 
 import re
@@ -16,7 +16,7 @@ from pardemo.meters.coverage import Coverage
 from pardemo.script.job_files.records import (
     Device,
     JobCall,
-    RankRecord,
+    JobRankRecord,
     Timing,
     collective_kind,
     dtype_and_size,
@@ -25,9 +25,9 @@ from pardemo.script.job_files.records import (
 
 #: The operator by which torch notes a collective with its sizes and its group.
 _NOTED = "record_param_comms"
-#: Operators that start a collective or wait for it: nothing is computed in them.
+#: How operators are called that start a collective or wait for it: they compute nothing.
 _STARTS = (_NOTED, "c10d::", "_c10d_functional::", "nccl:", "gloo:")
-#: Operators that multiply matrices: where their two factors are among their inputs.
+#: Operators that multiply matrices, and the places of the two factors among their inputs.
 _PRODUCTS = {"aten::mm": (0, 1), "aten::addmm": (1, 2), "aten::bmm": (0, 1), "aten::baddbmm": (1, 2)}
 _FRAME = re.compile(r"([^<>]+\.py)\((\d+)\): ")
 _LIBRARIES = {"torch", "numpy", "triton", *sys.stdlib_module_names}
@@ -37,7 +37,7 @@ _MULTIPLIES = re.compile("gemm|nvjet|cutlass|xmma|Cijk", re.IGNORECASE)
 
 
 class _Kernel(NamedTuple):
-    """A kernel or bar that communicates, in microseconds; ``call``: the number of the operator that launched it."""
+    """A kernel, or gloo's annotation, that communicates, in µs; ``call``: the number of the operator that starts it."""
 
     begin: float
     end: float
@@ -47,12 +47,12 @@ class _Kernel(NamedTuple):
     dtype: str
 
 
-def records_of(stream: Iterable[Any], fields: Mapping[str, Any], rank: int | None) -> list[RankRecord]:
-    """Makes a record of each rank in a trace's events.
+def records_of(stream: Iterable[Any], fields: Mapping[str, Any], rank: int | None) -> list[JobRankRecord]:
+    """Reads a trace's events and makes a record of each rank in it.
 
     Args:
-        stream: of events. fields: the file's others, which are complete when the events have been read.
-        rank: of a file that does not say it; None: there has to be one inside.
+        stream: the events. fields: the file's other fields, which are complete when the events have been read.
+        rank: counts where the file does not say its rank; None: the file has to say it.
 
     Raises:
         ValueError: an event is none of torch's profiler; the trace does not say its rank.
@@ -76,7 +76,7 @@ def records_of(stream: Iterable[Any], fields: Mapping[str, Any], rank: int | Non
 
 
 class _RankEvents:
-    """Collects one rank's events; times in microseconds."""
+    """Collects the events of a rank, with times in microseconds."""
 
     def __init__(self) -> None:
         # of kernels; as long as there is none, of the processor's operators and gloo's bars
@@ -92,7 +92,7 @@ class _RankEvents:
         self._has_kernels = False
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """Takes an event with a begin and a length."""
+        """Adds an event that has a begin and a duration."""
         kind, name = str(event.get("cat", "")).lower(), str(event["name"])
         begin = float(event["ts"])
         end, more = begin + max(float(event["dur"]), 0.0), event.get("args") or {}
@@ -145,8 +145,8 @@ class _RankEvents:
         self._computes[0].append(begin)
         self._computes[1].append(end)
 
-    def record(self, rank: int, fields: Mapping[str, Any]) -> RankRecord:
-        """Makes the record of what was taken."""
+    def record(self, rank: int, fields: Mapping[str, Any]) -> JobRankRecord:
+        """Makes the rank's record from the events that were added."""
         distributed, devices = fields.get("distributedInfo") or {}, fields.get("deviceProperties") or []
         groups = {str(group["pg_name"]): ranks_of(group["ranks"]) for group in distributed.get("pg_config") or []}
         base_s, lines = float(fields.get("baseTimeNanoseconds") or 0) / 1e9, _Lines(self._frames)
@@ -169,18 +169,18 @@ class _RankEvents:
         first = devices[0] if devices else {}
         device = Device(str(first.get("name", "")), int(first.get("totalGlobalMem", 0)), len(devices))
         world = int(distributed.get("world_size") or 0)
-        return RankRecord(rank, calls, world, timing, device, str(fields.get("host_name", "")))
+        return JobRankRecord(rank, calls, world, timing, device, str(fields.get("host_name", "")))
 
 
 class _Lines:
-    """Finds the innermost line of the reader's own that was running; of a function it is the first."""
+    """Finds which line of the training script was running at a time: the first line of the innermost function."""
 
     def __init__(self, frames: Mapping[Any, list[tuple[float, float, str]]]):
         self._frames = {thread: deque(sorted(of_thread)) for thread, of_thread in frames.items()}
         self._open: dict[Any, list[tuple[float, float, str]]] = defaultdict(list)
 
     def at(self, thread: Any, time: float) -> str:
-        """Returns a line, ``train.py:88``; times of a thread have to be asked in their order."""
+        """Returns the line at a time, ``train.py:88``; the times of a thread have to ascend from call to call."""
         stack, coming = self._open[thread], self._frames.get(thread, deque())
         while coming and coming[0][0] <= time:
             stack.append(coming.popleft())
@@ -217,10 +217,10 @@ def _call(started: Mapping[str, Any], groups: Mapping[str, tuple[int, ...]], bas
 
 
 def _count(calls: Iterable[JobCall]) -> None:
-    """Numbers the calls of each group, where the trace does not."""
+    """Numbers the calls of each group where the trace does not."""
     counts: dict[tuple[Any, ...], int] = defaultdict(int)
     for call in calls:
-        key = call.group, call.ranks
+        key = call.group_key
         if call.number < 0:
             call.number, counts[key] = counts[key], counts[key] + 1
 
@@ -228,10 +228,10 @@ def _count(calls: Iterable[JobCall]) -> None:
 def _give_kernels(
     calls: Iterable[JobCall], numbers: Iterable[int], kernels: Iterable[_Kernel], computing: Coverage
 ) -> dict[str, float]:
-    """Gives each call the time of its kernel; returns what is exposed of kernels without a call, in seconds by kind.
+    """Adds each kernel's time to its call; returns the exposed seconds of kernels without a call, by kind.
 
-    A kernel says which operator launched it. Of one that does not, and of gloo's bars, it is the first of its kind that
-    has none, if possible with as many elements.
+    Most kernels say which operator launched them. Any other kernel, and gloo's annotations, belong to the first call of
+    their kind without a kernel, if possible with as many elements.
     """
     by_number = {number: call for number, call in zip(numbers, calls, strict=True) if number >= 0}
     waiting: dict[str, list[JobCall]] = defaultdict(list)
@@ -259,7 +259,7 @@ def _give_kernels(
 
 
 def _elements(arguments: Mapping[str, Any]) -> int:
-    """Returns how many elements the largest of an operator's arguments has, which is a tensor or a list of tensors."""
+    """Counts the elements of an operator's largest argument, which is a tensor or a list of tensors."""
     counts = []
     for shape in arguments.get("Input Dims") or []:
         tensors = shape if shape and isinstance(shape[0], list) else [shape]

@@ -1,4 +1,4 @@
-"""Reads the files of a job, each by its content, whatever its name is."""
+"""Reads the files of a job, and recognises their kinds by their content, not by their names."""
 
 import itertools
 from collections import defaultdict
@@ -9,7 +9,7 @@ from typing import Any
 from pardemo.meters.event_stream import GZIP, EventStream
 from pardemo.script.job_files import flight_recorder, memory_snapshot, profiler_trace, training_log
 from pardemo.script.job_files.plain_pickle import read_plain
-from pardemo.script.job_files.records import JobRecords, RankRecord, rank_in_name
+from pardemo.script.job_files.records import JobRankRecord, JobRecords, rank_in_name
 
 #: How the pickles of torch begin: protocol 2 to 5.
 _PICKLES = tuple(bytes([0x80, version]) for version in range(2, 6))
@@ -17,7 +17,7 @@ KINDS = "a flight recorder dump, a trace of torch's profiler, a memory snapshot,
 
 
 def read_job(paths: Sequence[str]) -> JobRecords:
-    """Reads files, and all files of folders; what cannot be read is refused in a line of ``refused``.
+    """Reads files, and all files of folders; a file that cannot be read gets a line in ``refused``.
 
     Raises:
         ValueError: there is no such file.
@@ -33,8 +33,8 @@ def read_job(paths: Sequence[str]) -> JobRecords:
     return job
 
 
-def _name_groups(dumps: Mapping[int, RankRecord]) -> None:
-    """Gives calls of groups whose ranks no dump says, as gloo's, the ranks whose dumps have calls of them."""
+def _name_groups(dumps: Mapping[int, JobRankRecord]) -> None:
+    """Fills in the ranks of groups that no dump lists, as gloo's: those whose dumps have calls of the group."""
     users: dict[str, set[int]] = defaultdict(set)
     everyone = tuple(range(1 + max(dumps, default=0)))
     for rank, record in dumps.items():

@@ -1,4 +1,4 @@
-"""Defines what is known of one rank of a job, and reads the names that torch gives collectives and dtypes."""
+"""Defines the records of a job's ranks, and reads the names that torch gives collectives, dtypes and groups."""
 
 import functools
 import re
@@ -9,15 +9,15 @@ from typing import Any
 
 from pardemo.script.hangs.journal import LoggedCall
 
-#: Of a job: a file that names more has none of torch's.
+#: Ranks of the largest job: a file with a larger number in a rank's place is not torch's.
 MOST_RANKS = 1 << 20
-#: What a name has in it, without anything but letters, and the kind that it means; the first that fits counts.
+#: Parts of the names of collectives, in letters alone, and the kinds that they mean; the first that fits counts.
 _KINDS = {
     "barrier": "barrier", "reducescatter": "reduce-scatter", "allreduce": "all-reduce", "allgather": "all-gather",
     "alltoall": "all-to-all", "broadcast": "broadcast", "sendrecv": "send/receive", "send": "send", "recv": "receive",
     "gather": "gather", "scatter": "scatter", "reduce": "reduce",
 }  # fmt: skip
-#: torch's names of dtypes in C++, of letters and digits alone: our name, and bytes of an element.
+#: torch's names of dtypes in C++, in letters and digits alone, with the name in Python and the bytes of an element.
 _DTYPES = {
     "float": ("float32", 4), "double": ("float64", 8), "half": ("float16", 2), "bfloat16": ("bfloat16", 2),
     "long": ("int64", 8), "longint": ("int64", 8), "int": ("int32", 4), "short": ("int16", 2),
@@ -29,9 +29,9 @@ _DTYPES = {
 
 @dataclass
 class JobCall(LoggedCall):
-    """A call of a job. ``lasted_s``: its kernel's seconds, None without one; ``exposed_s``: those with no computation.
+    """A collective or message in a job's file. ``ranks`` are empty, and ``nbytes`` −1, where the file has none.
 
-    ``ranks`` are empty, and ``nbytes`` −1, where the file does not say them.
+    ``lasted_s``: its kernel's seconds; None without one. ``exposed_s``: those in which no other kernel computes.
     """
 
     lasted_s: float | None = None
@@ -40,7 +40,7 @@ class JobCall(LoggedCall):
 
 @dataclass(frozen=True)
 class Device:
-    """A rank's GPU, and how many of them its host has; 0 and "" where the file does not say it."""
+    """A rank's GPU, and how many GPUs its node has; "" and 0 where the file does not say it."""
 
     name: str = ""
     memory_bytes: int = 0
@@ -52,8 +52,9 @@ class Timing:
     """The seconds that a device spent on computation and on communication.
 
     Args:
-        computes, communicates, exposed: lengths of unions: kernels but nccl's, nccl's, and nccl's while none computes.
-        span: from the first kernel to the end of the last. of_none: what is exposed of kernels without a call, by kind.
+        computes, communicates: lengths of the unions of all kernels but nccl's, and of nccl's.
+        exposed: the length of that part of the latter in which no other kernel runs.
+        span: from the first kernel to the end of the last. of_none: exposed seconds of kernels without a call, by kind.
         steps: how many the trace says that it has. products: FLOPs and seconds of matrix multiplications.
         copies: bytes and seconds of copies within the device. of_device: whether these are a GPU's kernels.
     """
@@ -70,13 +71,13 @@ class Timing:
 
     @property
     def overlap(self) -> float:
-        """The share of communication that computation hides."""
+        """The share of the communication that runs while other kernels compute."""
         return 1 - self.exposed / self.communicates if self.communicates else 0.0
 
 
 @dataclass
-class RankRecord:
-    """A rank's calls and times, as a file has them. ``world``: ranks of the job; 0 where the file does not say it."""
+class JobRankRecord:
+    """A rank's calls and times in a file of its job. ``world``: the job's ranks; 0 where the file does not say it."""
 
     rank: int
     calls: list[JobCall]
@@ -86,7 +87,7 @@ class RankRecord:
     host: str = ""
 
     def exposed_by(self) -> dict[tuple[str, str], float]:
-        """Returns the seconds of kernels that communicate while none computes, by kind and line; 0 without a trace."""
+        """Sums the seconds in which kernels communicate while none computes, by kind and line; 0 without a trace."""
         by: dict[tuple[str, str], float] = defaultdict(float)
         for kind, seconds in self.timing.of_none.items() if self.timing else ():
             by[kind, ""] += seconds
@@ -97,7 +98,7 @@ class RankRecord:
 
 @dataclass
 class MemoryRecord:
-    """A rank's memory at its fullest moment: bytes by kind where the file says it, else by the frames that made it."""
+    """A rank's memory at its peak: bytes by kind where the file has it, else by the frames that allocated them."""
 
     rank: int
     peak_bytes: int
@@ -107,7 +108,7 @@ class MemoryRecord:
 
 @dataclass(frozen=True)
 class LoggedStep:
-    """A line of a log: the step, and what it says of it."""
+    """The numbers of a step in a line of a log; None where the line does not have them."""
 
     step: int
     at_s: float | None = None
@@ -120,29 +121,29 @@ class LoggedStep:
 
 @dataclass
 class JobRecords:
-    """The records of a job's files, by rank; ``refused``: a line for each file that could not be read."""
+    """All records of a job's files, by rank; ``refused``: a line for each file that could not be read."""
 
-    recorders: dict[int, RankRecord] = field(default_factory=dict)
-    traces: dict[int, RankRecord] = field(default_factory=dict)
+    recorders: dict[int, JobRankRecord] = field(default_factory=dict)
+    traces: dict[int, JobRankRecord] = field(default_factory=dict)
     memory: dict[int, MemoryRecord] = field(default_factory=dict)
     steps: list[LoggedStep] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
 
 
 def collective_kind(name: str) -> str:
-    """Returns the kind that a name of torch or nccl means, as ``all-reduce``; "" of what sends nothing."""
+    """Returns the kind of a collective by its name in torch or nccl, as ``all-reduce``; "" for other names."""
     letters = re.sub("[^a-z]", "", name.lower())
     return next((kind for part, kind in _KINDS.items() if part in letters), "")
 
 
 def dtype_and_size(name: str) -> tuple[str, int]:
-    """Returns a dtype's name and the bytes of an element; of an unknown one the name as it stands, and 0."""
+    """Returns a dtype's name in Python and the bytes of an element; an unknown one as it is, with 0 bytes."""
     plain = re.sub("[^a-z0-9]", "", str(name).lower().removeprefix("c10::"))
     return _DTYPES.get(plain, (str(name), 0))
 
 
 def ranks_of(value: Any, start: Any = None, stride: Any = None, size: Any = None) -> tuple[int, ...]:
-    """Returns a group's ranks, from a list, the text of a list, or else the first, their distance and their number."""
+    """Returns a group's ranks from a list, the text of a list, or else from start, stride and size."""
     if isinstance(value, str) and re.fullmatch(r"\[[\d, ]*\]", value):
         value = re.findall(r"\d+", value)
     if isinstance(value, list | tuple):
@@ -156,7 +157,7 @@ def _strided(start: int, stride: int, size: int) -> tuple[int, ...]:
 
 
 def rank_in_name(path: Path) -> int:
-    """Returns the rank in a file's name, behind the word or at its end: ``trace_rank_3``, ``rank3.json``, ``x7.gz``.
+    """Reads the rank from a file's name, behind the word or at its end: ``trace_rank_3``, ``rank3.json``, ``x7.gz``.
 
     Raises:
         ValueError: there is none.

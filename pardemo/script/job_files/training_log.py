@@ -1,4 +1,4 @@
-"""Reads logs of torchtitan and of Megatron-LM: what their lines say of a step."""
+"""Reads the durations, losses and rates of steps from logs of torchtitan and Megatron-LM."""
 
 import datetime
 import re
@@ -18,14 +18,14 @@ _MEGATRONS = {"loss": "lm loss:", "tflops": r"throughput per GPU \(TFLOP/s/GPU\)
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)[.,]?(\d*)")
 #: Megatron-LM's line of memory, in MB of 2²⁰ bytes.
 _MEMORY = re.compile(rf"after (\d+) iterations\) memory \(MB\) .*max allocated: *{_NUMBER}")
-#: Characters of a line that are looked at.
+#: Characters of a line that are searched.
 LONGEST = 4000
 
 
 def steps_of(lines: Iterable[str]) -> list[LoggedStep]:
-    """Returns what a log says of its steps, in order; nothing of a text that is no such log.
+    """Reads the steps of a log, in order; returns none for a text that is no such log.
 
-    torchtitan's lines have no duration: it is the time between two lines, by the steps between them.
+    torchtitan's lines have no duration of a step: it is the time between two lines, over the steps between them.
     """
     steps: list[LoggedStep] = []
     for line in lines:

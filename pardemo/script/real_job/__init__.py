@@ -1,1 +1,1 @@
-"""Holds a real job against its rehearsal, which ``pardemo measure --out`` has written."""
+"""Compares a real job with its rehearsal, which ``pardemo measure --out`` has written."""

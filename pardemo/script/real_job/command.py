@@ -1,4 +1,4 @@
-"""``pardemo compare``: its options, and what it prints."""
+"""Adds ``pardemo compare`` to the command line, and runs it."""
 
 import argparse
 import json
@@ -35,7 +35,7 @@ def add_compare(commands: Any) -> None:
 
 
 def run_compare(arguments: argparse.Namespace) -> int:
-    """Runs ``pardemo compare``; returns 0 where the job does what was rehearsed, 1 where not, 2 for an unread file."""
+    """Runs ``pardemo compare`` and returns its exit status: 0 as rehearsed, 1 different, 2 a file could not be read."""
     from pardemo.script.real_job import comparison, machine_profile, screen
 
     made = comparison.compare_job(Path(arguments.rehearsal), arguments.files, arguments.same_size)
@@ -46,11 +46,11 @@ def run_compare(arguments: argparse.Namespace) -> int:
         print(f"pardemo compare: {line}", file=sys.stderr)
     if arguments.profile is not None:
         project.write_json(Path(arguments.profile), machine_profile.profile_fields(made.job.traces))
-    return 1 if made.parts else 2 if made.job.refused else 0
+    return 1 if made.differs else 2 if made.job.refused else 0
 
 
 def profile_of_traces(paths: Sequence[str]) -> dict[str, Any]:
-    """Returns the fields of a profile with the rates that a job's traces show, for ``pardemo plan --measured``.
+    """Reads a job's traces and returns the fields of a machine profile, for ``pardemo plan --measured``.
 
     Raises:
         ValueError: a file cannot be read, or the traces do not have what a profile needs.

@@ -1,4 +1,4 @@
-"""Reads from a job's traces which rates its machine reaches, as a profile for ``pardemo plan --gpu FILE``."""
+"""Computes from a job's traces which rates its machine reaches, as a profile for ``pardemo plan --gpu FILE``."""
 
 import math
 from collections import defaultdict
@@ -9,7 +9,8 @@ from typing import Any
 
 from pardemo.formulas.communication import bus_bandwidth
 from pardemo.planner import hardware, profile
-from pardemo.script.job_files.records import JobCall, RankRecord
+from pardemo.planner.profile import four_digits
+from pardemo.script.job_files.records import JobCall, JobRankRecord
 
 #: Kinds whose bytes go over each link of a ring, and nccl-tests' names of them.
 _RINGS = {"all-reduce": "all_reduce", "reduce-scatter": "reduce_scatter", "all-gather": "all_gather"}
@@ -21,7 +22,7 @@ _COPY = 16 << 20
 
 @dataclass(frozen=True)
 class LinkRate:
-    """The bytes/s that collectives of one kind reach over each link, in nodes or between, and how many there were."""
+    """The bytes/s that collectives of one kind reach over each link, inside nodes or ``between`` them."""
 
     kind: str
     between: bool
@@ -29,16 +30,19 @@ class LinkRate:
     collectives: int
 
 
-def link_rates(records: Mapping[int, RankRecord], host_gpus: int) -> tuple[list[LinkRate], dict[str, dict[str, float]]]:
-    """Returns rates by kind, and ``inside`` and ``between`` as a profile has them.
+def link_rates(
+    records: Mapping[int, JobRankRecord], host_gpus: int
+) -> tuple[list[LinkRate], dict[str, dict[str, float]]]:
+    """Computes the rate of each kind of collective, and the profile's fields ``inside`` and ``between``.
 
-    A collective's time is that of its shortest kernel: in the others ranks wait. Rates are those of the larger ones.
+    A collective's time is that of its shortest kernel: the others also wait for their ranks. A rate is the median of
+    the larger collectives.
     """
     shortest: dict[tuple[Any, ...], JobCall] = {}
     for record in records.values():
         for call in record.calls:
             if call.kind in _RINGS and call.lasted_s and call.nbytes > 0 and len(call.ranks) > 1:
-                key = call.group, call.ranks, call.number
+                key = call.key
                 known = shortest.get(key)
                 if known is None or call.lasted_s < (known.lasted_s or 0.0):
                     shortest[key] = call
@@ -54,35 +58,38 @@ def link_rates(records: Mapping[int, RankRecord], host_gpus: int) -> tuple[list[
         of_place = [call for (_, outside), calls in by_kind.items() for call in calls if outside == between]
         small = [(call.lasted_s or 0.0) / math.log2(len(call.ranks)) for call in of_place if call.nbytes <= _SMALL]
         if best := max((rate.bytes_per_s for rate in rates if rate.between == between), default=0.0):
-            links[name] = {"gb_per_s": _short(best / 1e9), "latency_us": _short(1e6 * median(small)) if small else 0.0}
+            links[name] = {
+                "gb_per_s": four_digits(best / 1e9),
+                "latency_us": four_digits(1e6 * median(small)) if small else 0.0,
+            }
     return rates, links
 
 
 def _rate(call: JobCall, host_gpus: int, between: bool) -> float:
-    """Returns bytes/s: of a GPU's link, and between nodes of all adapters of a node, which its groups use together."""
+    """Computes a collective's bytes/s over a GPU's link; between nodes over all adapters of a node together."""
     rate = bus_bandwidth(_RINGS[call.kind], call.nbytes, len(call.ranks), call.lasted_s or 0.0)
     on_a_host = max(1, len(call.ranks) // len({rank // host_gpus for rank in call.ranks}))
     return rate * max(1, host_gpus // on_a_host) if between else rate
 
 
-def product_rate(records: Mapping[int, RankRecord]) -> float | None:
-    """Returns the FLOP/s of the larger matrix multiplications, all of them together; None where no shapes are known."""
+def product_rate(records: Mapping[int, JobRankRecord]) -> float | None:
+    """Computes the FLOP/s of the larger matrix multiplications, all together; None where no shapes are known."""
     products = [each for record in records.values() if record.timing for each in record.timing.products]
     largest = max((flops for flops, _ in products), default=0.0)
     large = [each for each in products if each[0] >= _LARGE * largest]
     return sum(flops for flops, _ in large) / sum(seconds for _, seconds in large) if large else None
 
 
-def host_gpus(records: Mapping[int, RankRecord]) -> int:
-    """Returns how many GPUs a node has: those that its processes see, or ranks of one host's name."""
+def host_gpus(records: Mapping[int, JobRankRecord]) -> int:
+    """Counts the GPUs of a node: those that its processes see, or the ranks with one host name."""
     hosts: dict[str, int] = defaultdict(int)
     for record in records.values():
         hosts[record.host] += bool(record.host)
     return max([record.device.on_host for record in records.values()] + list(hosts.values()) + [1])
 
 
-def profile_fields(records: Mapping[int, RankRecord]) -> dict[str, Any]:
-    """Returns the fields of :mod:`pardemo.planner.profile`.
+def profile_fields(records: Mapping[int, JobRankRecord]) -> dict[str, Any]:
+    """Returns a machine profile with the rates of the traces, in the fields of :mod:`pardemo.planner.profile`.
 
     Raises:
         ValueError: the traces do not have what a profile needs; the message says how they would.
@@ -105,17 +112,12 @@ def profile_fields(records: Mapping[int, RankRecord]) -> dict[str, Any]:
         raise ValueError(f"a profile needs a copy of {_COPY >> 20} MiB in a trace, or a GPU of the planner's table: "
                          f"{device.name} is not there")  # fmt: skip
     fields: dict[str, Any] = {
-        "name": device.name, "memory_gib": _short(device.memory_bytes / 2**30),
-        "peak_tflops": _short(peak_flops / 1e12),
-        "reachable_tflops": min(_short(rate / 1e12), _short(peak_flops / 1e12)),
-        "memory_gb_per_s": _short(memory_rate / 1e9), "host_gpus": host_gpus(records),
+        "name": device.name, "memory_gib": four_digits(device.memory_bytes / 2**30),
+        "peak_tflops": four_digits(peak_flops / 1e12),
+        "reachable_tflops": min(four_digits(rate / 1e12), four_digits(peak_flops / 1e12)),
+        "memory_gb_per_s": four_digits(memory_rate / 1e9), "host_gpus": host_gpus(records),
         "source": f"traces of {len(records)} ranks; {source}" + ("" if copied else "; memory's rate of the datasheet"),
     }  # fmt: skip
     fields |= link_rates(records, fields["host_gpus"])[1]
     profile.parse_profile(fields)
     return fields
-
-
-def _short(value: float) -> float:
-    """Returns the value with four digits."""
-    return float(f"{value:.4g}")

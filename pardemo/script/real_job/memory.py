@@ -1,4 +1,4 @@
-"""Holds a job's memory against the plan, kind by kind."""
+"""Compares a job's peak memory with the plan, kind by kind."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pardemo.script.job_files.records import JobRecords, MemoryRecord
 from pardemo.script.real_job.rehearsal import Rehearsal
 
-#: Of a block whose frames no line of the rehearsal explains, which one of these libraries' files tell; else ``other``.
+#: Files of libraries, and the kind of memory that they allocate. It counts for a block whose frames have no line of the
+#: rehearsal; what has neither is ``other``.
 _BY_FILE = {
     "adam.py": "optimizer states", "adamw.py": "optimizer states", "optimizer.py": "optimizer states",
     "_fsdp_collectives.py": "gathered", "_fsdp_param.py": "gathered", "reducer.cpp": "communication buffers",
@@ -17,9 +18,10 @@ OTHER = "other"
 
 @dataclass(frozen=True)
 class MemoryComparison:
-    """The fullest rank's memory. ``plan``: what it is held against; "" where there is nothing of its size.
+    """The peak memory of the rank that holds most, beside a plan.
 
-    ``kinds``: each with the bytes that are planned, None without a plan, and the job's; what exceeds most first.
+    ``plan``: what it is compared with, in words; "" where there is no plan of the job's size. ``kinds``: each kind with
+    its planned bytes (None without a plan) and the job's; what exceeds the plan most comes first.
     """
 
     rank: int
@@ -29,7 +31,7 @@ class MemoryComparison:
 
 
 def compare_memory(job: JobRecords, rehearsal: Rehearsal, sizes: bool) -> MemoryComparison | None:
-    """Compares the fullest snapshot with the plan at full size, or with the rehearsal's memory where sizes are equal.
+    """Compares the largest snapshot with the plan at full size, or with the rehearsal's memory where sizes are equal.
 
     Returns None where the job's files have no snapshot.
     """
@@ -46,7 +48,7 @@ def compare_memory(job: JobRecords, rehearsal: Rehearsal, sizes: bool) -> Memory
 
 
 def _by_kind(memory: MemoryRecord, rehearsal: Rehearsal) -> Counter[str]:
-    """Returns bytes by kind: the file's own, else that of the innermost frame that has one."""
+    """Sums a job's bytes by kind: the kind in the file, or else that of the innermost frame with a known one."""
     kinds = Counter(memory.by_kind)
     for frames, nbytes in memory.by_frames.items():
         explained = (rehearsal.kind_of_line.get(line) or _BY_FILE.get(line.rpartition(":")[0]) for line in frames)

@@ -1,4 +1,4 @@
-"""Reads a rehearsal: the folder that ``pardemo measure --out DIR`` writes."""
+"""Reads a rehearsal from the folder that ``pardemo measure --out DIR`` writes."""
 
 import csv
 import json
@@ -9,22 +9,22 @@ from typing import Any
 
 from pardemo.script.hangs.journal import COLUMNS, LoggedCall
 from pardemo.script.job_files.plain_pickle import read_plain
+from pardemo.script.step import WARM_UP_STEPS
 
-#: The first step that measure measures; in those before it a job warms up.
-WARM = 3
-#: What the planner calls a kind of memory, and a measurement does.
+#: Kinds of memory by the planner's name, and their names in a measurement.
 _PLANNED_AS = {"gathered parameters": "gathered"}
 
 
 @dataclass
 class Rehearsal:
-    """A rehearsal's calls and memory.
+    """The calls and the memory of a rehearsal.
 
     Args:
-        before, period: by rank its calls before the measured steps, and in these, in order.
+        before, period: each rank's calls before the measured steps, and in these, in order.
         steps: how many were measured. groups: ranks and the name of their parallelism.
-        memory: bytes by kind at the peak of the rank that holds most. planned: the same of the model at full size.
-        kind_of_line: the kind of memory that most bytes of a line have. step_s: what ``--pace`` predicted of a GPU.
+        memory: bytes by kind at the peak of the rank that holds most. planned: the same for the model at full size.
+        kind_of_line: by line of the script the kind of memory that it allocates most of.
+        step_s: seconds of a step on GPUs, as ``--pace`` predicted them.
     """
 
     before: dict[int, list[LoggedCall]]
@@ -55,10 +55,11 @@ def read_rehearsal(folder: Path) -> Rehearsal:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         calls = _calls(folder / "calls.csv")
         full = summary["memory"].get("full_size") or {}
+        ranks, warm_up = range(summary["ranks"]), range(WARM_UP_STEPS)
+        measured = range(WARM_UP_STEPS, WARM_UP_STEPS + summary["steps"])
         return Rehearsal(
-            {rank: [call for call in calls.get(rank, ()) if call.step < WARM] for rank in range(summary["ranks"])},
-            {rank: [call for call in calls.get(rank, ()) if WARM <= call.step < WARM + summary["steps"]]
-             for rank in range(summary["ranks"])},
+            {rank: [call for call in calls.get(rank, ()) if call.step in warm_up] for rank in ranks},
+            {rank: [call for call in calls.get(rank, ()) if call.step in measured] for rank in ranks},
             summary["steps"],
             {tuple(ranks): kind["kind"] for kind in summary["groups"] for ranks in kind["groups"]},
             _kinds(summary["memory"]["kinds"]), _kinds(full.get("kinds") or {}), str(full.get("model", "")),
@@ -92,7 +93,7 @@ def _kinds(kinds: dict[str, Any]) -> dict[str, int]:
 
 
 def _kinds_of_lines(folder: Path) -> dict[str, str]:
-    """Returns of each line of the script the kind that most of its bytes have, from the ranks' snapshots."""
+    """Returns for each line of the script the kind of memory that it allocates most of, by the ranks' snapshots."""
     nbytes: dict[str, Counter[str]] = {}
     for path in sorted(folder.glob("memory_rank*.pickle")):
         for event in read_plain(path)["device_traces"][0]:

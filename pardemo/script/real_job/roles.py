@@ -1,19 +1,21 @@
-"""Says which group of a job does what a group of its rehearsal did, though it has other ranks, or more.
+"""Matches a job's process groups with the rehearsal's when their sizes differ.
 
-Ranks are numbered dimension by dimension, as in a mesh: tensor parallel ranks stand next to one another, data parallel
-ranks further apart. So groups are told by the distance of their ranks, and the nearest answers to the nearest.
+Ranks are numbered dimension by dimension, as in a mesh: tensor-parallel ranks are neighbours, data-parallel ranks are
+further apart. So the distance between a group's ranks identifies its dimension: the groups with the smallest distance
+in the job match those with the smallest distance in the rehearsal, and so on.
 """
 
 from collections.abc import Iterable
 from itertools import pairwise
 
-#: The distance and the number of a group's ranks. All ranks, messages and groups of unknown ranks have their own.
+#: A group's part in the job: the distance between its ranks, and their number. All ranks, messages, and groups of
+#: unknown ranks have constants.
 Role = tuple[int, int]
 ALL, MESSAGES, UNKNOWN = (0, 0), (-1, 0), (-2, 0)
 
 
 def role_of(kind: str, ranks: tuple[int, ...], world: int) -> Role:
-    """Returns a call's role; unknown of a group of one rank, too, which sends nothing."""
+    """Returns the role of a call's group; it is unknown for a group of one rank, too, which sends nothing."""
     if kind in ("send", "receive"):
         return MESSAGES
     if len(ranks) < 2:
@@ -22,9 +24,10 @@ def role_of(kind: str, ranks: tuple[int, ...], world: int) -> Role:
 
 
 def counterparts(job: Iterable[Role], rehearsed: Iterable[Role]) -> dict[Role, Role]:
-    """Returns of each role of a job the rehearsal's; those that have none are left out.
+    """Matches each role of a job with one of the rehearsal's; roles without a counterpart are left out.
 
-    Where both have as many roles, or else of those that are not the same in both, the nearest is the nearest's.
+    Roles are matched in the order of their distances. Where one side has more of them, those that are equal on both
+    sides are matched first.
     """
     ours, theirs = set(job), set(rehearsed)
     pairs = {role: role for role in (ALL, MESSAGES) if role in ours & theirs}

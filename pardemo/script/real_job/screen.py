@@ -1,11 +1,11 @@
-"""Writes the screen of ``pardemo compare``: the first difference first."""
+"""Writes the terminal report of ``pardemo compare``, which begins with the first difference."""
 
 from collections import Counter
 from collections.abc import Iterable
 
 from pardemo.script.blocks import Line, Lines, Section, Table, report_screen
 from pardemo.script.real_job.comparison import TRACE, JobComparison
-from pardemo.script.real_job.partings import Parting, parting_text
+from pardemo.script.real_job.mismatches import CallMismatch, mismatch_text
 from pardemo.script.words import at_line, count_text
 from pardemo.tables import amount
 from pardemo.world.errors import ranks_text
@@ -15,7 +15,7 @@ ROWS = 12
 
 
 def comparison_screen(compared: JobComparison, folder: str) -> str:
-    """Writes the report for a terminal; ``folder``: of the rehearsal."""
+    """Writes the report of a comparison for a terminal; ``folder`` is the rehearsal's."""
     read = [
         count_text(number, noun)
         for number, noun in (
@@ -33,33 +33,35 @@ def comparison_screen(compared: JobComparison, folder: str) -> str:
 
 def _first(compared: JobComparison, by: str) -> Section:
     lines: list[Line] = []
-    for name, partings in compared.partings.items():
-        roles = ", ".join(partings.compared) or "no group that both have"
-        lines.append(f"{name}: {count_text(partings.calls, 'call')}, compared by {by}: {roles}")
-        for ranks, parting in _same_place(partings.parts):
-            lines.append(f"{ranks_text(ranks)}, call {parting.number + 1} of {parting.role}: {parting_text(parting)}")
-        for ranks, parting in _same_place(each for each in partings.first.values() if each.repeats):
+    for name, result in compared.mismatches.items():
+        roles = ", ".join(result.compared) or "no group that both have"
+        lines.append(f"{name}: {count_text(result.calls, 'call')}, compared by {by}: {roles}")
+        for ranks, mismatch in _same_place(result.differing):
+            lines.append(
+                f"{ranks_text(ranks)}, call {mismatch.number + 1} of {mismatch.role}: {mismatch_text(mismatch)}"
+            )
+        for ranks, mismatch in _same_place(each for each in result.first.values() if each.repeats):
             lines.append(
                 f"{ranks_text(ranks)}: these kinds in this order, but repeated another number of times; first in call "
-                f"{parting.number + 1} of {parting.role}: {parting_text(parting)}"
+                f"{mismatch.number + 1} of {mismatch.role}: {mismatch_text(mismatch)}"
             )
-        if partings.unknown:
+        if result.unknown:
             lines.append(
-                f"not compared: {count_text(partings.unknown, 'call')} of groups whose ranks the files do not say"
+                f"not compared: {count_text(result.unknown, 'call')} of groups whose ranks the files do not say"
             )
-    if not compared.partings:
+    if not compared.mismatches:
         return Section("first", "First difference", "no file has calls: a flight recorder's dump or a trace does")
-    different = {rank for partings in compared.partings.values() for rank in (each.rank for each in partings.parts)}
-    any_compared = any(partings.compared for partings in compared.partings.values())
+    different = {each.rank for result in compared.mismatches.values() for each in result.differing}
+    any_compared = any(result.compared for result in compared.mismatches.values())
     none = "none: every rank calls what was rehearsed" if any_compared else "nothing was compared"
     lead = f"{ranks_text(sorted(different))} of the job" if different else none
     return Section("first", "First difference", lead, [Lines(lines)])
 
 
-def _same_place(partings: Iterable[Parting]) -> list[tuple[list[int], Parting]]:
-    """Returns the partings in their order, one for all ranks that part at the same line from the same one."""
-    by: dict[tuple, list[Parting]] = {}
-    for each in partings:
+def _same_place(mismatches: Iterable[CallMismatch]) -> list[tuple[list[int], CallMismatch]]:
+    """Returns the mismatches in order, one for all ranks with the same line and the same call of the rehearsal."""
+    by: dict[tuple, list[CallMismatch]] = {}
+    for each in mismatches:
         call, there = each.call, each.expected
         key = (each.role, call and (call.kind, call.line), there and (there.kind, there.line))
         by.setdefault(key, []).append(each)
@@ -77,12 +79,12 @@ def _standstill(compared: JobComparison) -> Section:
 def _not_predicted(compared: JobComparison) -> Section:
     rows: list[tuple[str, ...]] = []
     leads = []
-    for name, partings in compared.partings.items():
-        for how, traffic in (("not predicted", partings.more), ("left out", partings.fewer)):
+    for name, result in compared.mismatches.items():
+        for how, traffic in (("not predicted", result.more), ("left out", result.fewer)):
             for (kind, role, line), calls in sorted(traffic.items(), key=lambda item: -item[1].nbytes):
                 ranks = ranks_text(sorted(calls.ranks)).split(" ", 1)[1]
                 rows.append((how, kind, role, str(calls.calls), amount(calls.nbytes), ranks, line or "–", name))
-        if more := partings.more.values():
+        if more := result.more.values():
             nbytes = amount(sum(calls.nbytes for calls in more))
             leads.append(f"{name}: {count_text(sum(calls.calls for calls in more), 'call')}, {nbytes}")
     head = ("", "collective", "group", "calls", "bytes", "ranks", "line", "in")

@@ -1,7 +1,7 @@
 """Aligns a rank's calls with those of the rehearsal, which repeats its measured steps as long as the job goes on.
 
-A job's file begins with its first call, or anywhere in the ten thousandth step. So each place of a measured step is a
-candidate for the first call, and the one counts after which the fewest calls have to be left out or put in.
+A job's file may begin with the job's first call, or anywhere in a later step. So each place of a measured step is a
+candidate for the file's first call, and the one is chosen from which the fewest calls have to be inserted or deleted.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,22 +10,31 @@ from typing import NamedTuple
 
 from pardemo.script.hangs.journal import LoggedCall
 
-#: Calls by which a candidate is judged first, candidates that are then followed to the end, how far behind a difference
-#: the same calls are looked for on both sides, how many of them are looked at, and differences after which they are
-#: looked for in the neighbourhood alone, and no more.
-_FIRST, _CANDIDATES, _FAR, _FURTHEST, _SOME, _MOST = 48, 12, 20, 200, 20, 1000
+#: Calls by which each candidate is scored first.
+_SCORED_CALLS = 48
+#: Candidates with the best scores, which are then aligned to the end.
+_CANDIDATES = 12
+#: Calls of the job and of the rehearsal that an edit may pass over together, before both agree again.
+_EDIT_WINDOW = 20
+#: Calls behind an edit that are compared, to count how many agree.
+_LOOK_AHEAD = 200
+#: Edits after which those that are longer than the window are no longer tried.
+_FAR_EDITS = 20
+#: Edits after which the rest of the calls counts as one.
+_MOST_EDITS = 1000
+#: Says whether a call of the job is the one that the rehearsal has.
 Fits = Callable[[LoggedCall, LoggedCall], bool]
 
 
 class Expected:
-    """A rehearsal's calls of one role: ``before`` its measured steps, then ``period``, those steps, for ever."""
+    """A rehearsal's calls of one role: those ``before`` its measured steps, then the ``period`` of these, repeated."""
 
     def __init__(self, before: Sequence[LoggedCall], period: Sequence[LoggedCall]):
         self.before, self.period = before, period
         self.places = len(before) + len(period)
 
     def __getitem__(self, number: int) -> LoggedCall | None:
-        """Returns a call; None at −1, and behind the last one of a rehearsal whose measured steps have none."""
+        """Returns the call with that number; None for −1, and behind the last call where the period is empty."""
         if number < 0:
             return None
         if number < len(self.before):
@@ -34,7 +43,7 @@ class Expected:
 
 
 class Edit(NamedTuple):
-    """A difference: the job has ``more`` calls from ``at`` on, the rehearsal ``fewer`` others from ``position`` on."""
+    """An edit: ``more`` calls of the job, from ``at``, replace ``fewer`` of the rehearsal, from ``position``."""
 
     at: int
     position: int
@@ -43,7 +52,7 @@ class Edit(NamedTuple):
 
 
 class Alignment(NamedTuple):
-    """The places of a job's calls in the rehearsal (−1: nowhere), the differences, and how many calls these are."""
+    """The places of a job's calls in the rehearsal (−1: nowhere), the edits, and how many calls differ by them."""
 
     places: list[int]
     edits: list[Edit]
@@ -65,7 +74,7 @@ def same_size(call: LoggedCall, expected: LoggedCall) -> bool:
 
 
 def align(calls: Sequence[LoggedCall], expected: Expected, fits: Fits, from_start: bool) -> Alignment:
-    """Finds the place in the measured steps from which a job's calls differ least; ``from_start``: the very first."""
+    """Aligns a job's calls with the rehearsal's, from its first (``from_start``) or from where they differ least."""
     best = Alignment([-1] * len(calls), [Edit(0, 0, len(calls), 0)] if calls else [], len(calls))
     if not calls or not expected.places:
         return best
@@ -79,10 +88,10 @@ def align(calls: Sequence[LoggedCall], expected: Expected, fits: Fits, from_star
 
 
 def new_calls(calls: Sequence[LoggedCall], expected: Expected, places: Sequence[int], from_start: bool) -> list[int]:
-    """Returns the calls of a kind that the rehearsal does not have, or not behind the kind before it.
+    """Finds the calls whose kind the rehearsal does not have, or never has behind the kind of the call before.
 
-    How often a kind is repeated does not count: a larger model has more layers. The rehearsal's first steps count for
-    calls ``from_start`` alone, as far as they stand there (``places``, of the alignment).
+    How often a kind is repeated does not count: a larger model has more layers. The rehearsal's first steps count only
+    for calls ``from_start`` that the alignment has placed there (``places``).
     """
     measured = (number for number, place in enumerate(places) if place >= len(expected.before))
     steady = next(measured, len(calls)) if from_start else 0
@@ -103,8 +112,10 @@ def new_calls(calls: Sequence[LoggedCall], expected: Expected, places: Sequence[
 
 
 def _agreeing(calls: Sequence[LoggedCall], expected: Expected, fits: Fits, start: int) -> int:
-    """Counts calls that fit as they stand, those behind one another from the first on twice."""
-    fitting = sum(_fit(calls, expected, fits, number, start + number) for number in range(min(_FIRST, len(calls))))
+    """Scores a start without edits: counts the calls that fit, those before the first that does not fit twice."""
+    fitting = sum(
+        _fit(calls, expected, fits, number, start + number) for number in range(min(_SCORED_CALLS, len(calls)))
+    )
     return fitting + _agreement(calls, expected, fits, 0, start)
 
 
@@ -114,7 +125,7 @@ def _fit(calls: Sequence[LoggedCall], expected: Expected, fits: Fits, number: in
 
 
 def _follow(calls: Sequence[LoggedCall], expected: Expected, fits: Fits, start: int, most: int) -> Alignment | None:
-    """Follows the calls from a place on; None as soon as as many differ as ``most``."""
+    """Aligns the calls from a place on; returns None as soon as ``most`` of them differ."""
     number, place, cost, places = 0, start, 0, [-1] * len(calls)
     edits: list[Edit] = []
     while number < len(calls):
@@ -134,14 +145,15 @@ def _follow(calls: Sequence[LoggedCall], expected: Expected, fits: Fits, start: 
 def _difference(
     calls: Sequence[LoggedCall], expected: Expected, fits: Fits, number: int, position: int, before: int
 ) -> tuple[int, int]:
-    """Returns how many calls of the job and of the rehearsal to pass over, as few as can be, until both agree again."""
+    """Finds the fewest calls of the job and of the rehearsal to pass over until both agree again."""
     left = len(calls) - number
-    if before >= _MOST:
+    if before >= _MOST_EDITS:
         return left, 0
-    near = [(size, n) for size in range(_FAR) for n in range(_FAR) if size + n and size < left]
-    far = [(size, 0) for size in range(_FAR, left)] + [(0, size) for size in range(_FAR, len(expected.period))]
+    near = [(size, n) for size in range(_EDIT_WINDOW) for n in range(_EDIT_WINDOW) if size + n and size < left]
+    far = [(size, 0) for size in range(_EDIT_WINDOW, left)]
+    far += [(0, size) for size in range(_EDIT_WINDOW, len(expected.period))]
     # what is near may agree by little: each step may have its difference
-    for sides, least in ((near, 1), (far if before < _SOME else [], 4)):
+    for sides, least in ((near, 1), (far if before < _FAR_EDITS else [], 4)):
         agreeing = [
             (_agreement(calls, expected, fits, number + more, position + fewer), more, fewer) for more, fewer in sides
         ]
@@ -155,6 +167,6 @@ def _difference(
 
 
 def _agreement(calls: Sequence[LoggedCall], expected: Expected, fits: Fits, number: int, position: int) -> int:
-    """Counts the calls that fit one after the other from here on, as far as is looked."""
-    ahead = range(min(_FURTHEST, len(calls) - number))
+    """Counts the calls that fit from two places on, up to the first that does not, or :data:`_LOOK_AHEAD`."""
+    ahead = range(min(_LOOK_AHEAD, len(calls) - number))
     return next((n for n in ahead if not _fit(calls, expected, fits, number + n, position + n)), len(ahead))

@@ -1,4 +1,4 @@
-"""Says who waits for whom: which rank comes last to a collective, and how long the others wait there."""
+"""Finds which rank comes last to each collective of a job, and how long the others wait for it."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -7,12 +7,12 @@ from typing import Any
 
 from pardemo.script.hangs.journal import Log
 from pardemo.script.hangs.standstill import Standstill, standstill_of
-from pardemo.script.job_files.records import JobCall, RankRecord
+from pardemo.script.job_files.records import JobCall, JobRankRecord
 
 
 @dataclass(frozen=True)
 class LongestWait:
-    """The collective at which a rank waited longest. ``last``: who came last; ``line``: where that one was."""
+    """The longest wait of a rank in a collective. ``last``: the rank that came last; ``line``: where that rank was."""
 
     rank: int
     last: int
@@ -23,12 +23,13 @@ class LongestWait:
 
 @dataclass
 class Waits:
-    """Waits in collectives that several ranks' files have.
+    """The waits in collectives that the files of several ranks have.
 
     Args:
-        collectives: how many were matched. by_lengths: whether by their kernels' lengths, which need no common clock,
-            or by the times at which ranks entered them, by their hosts' clocks.
-        last: by rank how often it came last. waited_s: by rank and by who was last. longest: the longest one.
+        collectives: how many were matched. by_lengths: whether waits are differences between kernels' lengths, which
+            need no common clock, or between the times of the calls, by the clocks of their nodes.
+        last: by rank how often it came last. waited_s: seconds by rank and by the rank that was last.
+        longest: the longest of them.
     """
 
     collectives: int
@@ -38,14 +39,14 @@ class Waits:
     longest: LongestWait | None
 
     def as_json(self) -> dict[str, Any]:
-        """Returns it for JSON."""
+        """Returns the waits for JSON, with ranks as keys in text."""
         waited = {str(rank): {str(last): seconds for last, seconds in by.items()} for rank, by in self.waited_s.items()}
         last = {str(rank): times for rank, times in self.last.items()}
         return vars(self) | {"last": last, "waited_s": waited, "longest": self.longest and vars(self.longest)}
 
 
-def find_waits(records: Mapping[int, RankRecord]) -> Waits | None:
-    """Matches the collectives of ranks; None where no two ranks have the same.
+def find_waits(records: Mapping[int, JobRankRecord]) -> Waits | None:
+    """Matches the collectives of ranks and sums their waits; None where no two ranks have the same collective.
 
     The kernels of one collective end together on all ranks, so that the shortest is the last comer's, and what another
     takes longer is its wait.
@@ -54,7 +55,7 @@ def find_waits(records: Mapping[int, RankRecord]) -> Waits | None:
     for rank, record in records.items():
         for call in record.calls:
             if not call.message and (call.group or call.ranks):
-                matched[call.group, call.ranks, call.number][rank] = call
+                matched[call.key][rank] = call
     shared = [calls for calls in matched.values() if len(calls) > 1 and len({c.kind for c in calls.values()}) == 1]
     if not shared:
         return None
@@ -73,8 +74,8 @@ def find_waits(records: Mapping[int, RankRecord]) -> Waits | None:
     return made
 
 
-def find_standstill(records: Mapping[int, RankRecord]) -> Standstill | None:
-    """Reports as ``measure`` does of a run that hangs, where a flight recorder has calls that are not over; else None.
+def find_standstill(records: Mapping[int, JobRankRecord]) -> Standstill | None:
+    """Reports who waits for whom, as ``measure`` does for a run that hangs; None where all calls are over.
 
     Recorders keep the last few thousand calls: those of a group count from the first that all have; and of messages,
     which the two ends number in ways of their own, only those that are not over.
@@ -83,13 +84,13 @@ def find_standstill(records: Mapping[int, RankRecord]) -> Standstill | None:
         return None
     first: dict[Any, int] = {}
     for record in records.values():
-        begins = {(call.group, call.ranks): call.number for call in reversed(record.calls)}
+        begins = {call.group_key: call.number for call in reversed(record.calls)}
         first |= {key: max(first.get(key, 0), number) for key, number in begins.items()}
     logs = {rank: Log() for rank in records}
     for rank, record in records.items():
         numbers: Counter[Any] = Counter()
         for call in record.calls:
-            group = call.group, call.ranks
+            group = call.group_key
             if call.state != "over" if call.message else call.number >= first[group]:
                 logs[rank].calls.append(replace(call, number=numbers[group]))
                 numbers[group] += 1

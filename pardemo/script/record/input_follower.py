@@ -1,4 +1,4 @@
-"""Follows a rank's training: what its model is called with, what its loss reads beside it, draws, and routers' choices.
+"""Intercepts what a rank trains on: the model's arguments, the loss's other inputs, random numbers, routers' choices.
 
 A micro-batch begins with a call of a model for training, and ends with the backward pass. Each tensor in it has a name
 that is the same in all layouts of a script, its **slot**: the number of the call and the argument, or the script's
@@ -24,13 +24,13 @@ from pardemo.script.record.outputs import is_shape_inference
 from pardemo.script.record.recorder import Recorder
 from pardemo.script.runtime.hooks import Hooks
 
-#: Operations whose plain numbers may normalise a loss.
+#: Operations by whose numbers a loss may be normalised.
 _SCALES = {
     "mul", "rmul", "imul", "multiply", "div", "rdiv", "idiv", "divide", "truediv", "rtruediv", "itruediv",
     "true_divide",
 }  # fmt: skip
 
-#: Operations that select of a tensor, see it otherwise, or ask about it: what comes out is from where it was.
+#: Operations that index, reshape, convert or describe a tensor: they compute no new values of the loss.
 _VIEWS = {
     "getitem", "index_select", "narrow", "select", "split", "chunk", "unbind", "view", "reshape", "flatten", "squeeze",
     "unsqueeze", "expand", "expand_as", "transpose", "permute", "t", "contiguous", "clone", "detach", "to", "float",
@@ -40,7 +40,7 @@ _VIEWS = {
 
 
 class BatchPosition(NamedTuple):
-    """A place in a run: the step and its micro-batch, from 0, and the script's line and operation for messages."""
+    """A place in a run: the step and the micro-batch, from 0; ``text``: the line and the operation, for messages."""
 
     step: int
     micro: int
@@ -48,10 +48,10 @@ class BatchPosition(NamedTuple):
 
 
 class InputFollower(Hooks):
-    """Calls a subclass for each tensor that training reads, which may return another one for it.
+    """Calls a method for each input of training; a subclass overrides these to record the inputs or to replace them.
 
-    Operations on tensors between a model's call and the backward pass are the loss's. What goes in there, and comes
-    neither from the model nor from such an operation, is read beside the model's output: labels, masks, advantages, old
+    Operations on tensors between a model's call and the backward pass are the loss's. Their inputs that come neither
+    from the model nor from another such operation are the loss's other inputs: labels, masks, advantages, old
     log-probabilities.
     """
 
@@ -72,49 +72,49 @@ class InputFollower(Hooks):
     # --- what a subclass does
 
     def called(self, position: BatchPosition, call: str, given: dict[str, Any]) -> dict[str, Any]:
-        """Returns the arguments of a model's call for training, by name, or others in their place.
+        """Returns the arguments for a model's call for training, by name: the script's, or replacements.
 
-        ``call``: how many calls of this model are before it in the micro-batch, ``0`` or ``1``; of another model than
-        the first that was trained, ``1.0``.
+        ``call``: how many calls of this model came before in the micro-batch, as ``0`` or ``1``; behind the model's
+        number for models other than the first that was trained, as ``1.0``.
         """
         return given
 
     def begins(self, position: BatchPosition, call: str, model: torch.nn.Module) -> None:
-        """Takes note of a model's call for training, which now begins."""
+        """Is called when a model's call for training begins."""
 
     def returned(self, given: dict[str, Any], output: Any, again: Callable[[], Any]) -> None:
-        """Takes note of what a model's call for training has returned; ``again`` calls it once more."""
+        """Is called with what a model's call for training has returned; ``again`` repeats the call."""
 
     def batch(self, position: BatchPosition, given: dict[str, Any]) -> dict[str, Any]:
-        """Returns a Trainer's arguments of ``compute_loss``, by name, or others in their place."""
+        """Returns the arguments for a Trainer's ``compute_loss``, by name: the script's, or replacements."""
         return given
 
-    def beside(self, position: BatchPosition, slot: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns a tensor that the loss reads beside the model's output, or another in its place."""
+    def loss_input(self, position: BatchPosition, slot: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns a tensor that the loss reads beside the model's output, or its replacement."""
         return tensor
 
-    def seen(self, tensor: Any) -> Any:
-        """Returns what takes the place of a tensor of which the loss is about to take a part: by default itself."""
+    def before_view(self, tensor: Any) -> Any:
+        """Returns a tensor that the loss is about to index or reshape, or its replacement."""
         return tensor
 
-    def viewed(self, args: Any, result: Any) -> Any:
-        """Returns a part of a tensor that the loss has from elsewhere, or another in its place."""
+    def after_view(self, args: Any, result: Any) -> Any:
+        """Returns the result of indexing or reshaping another tensor than the model's output, or its replacement."""
         return result
 
-    def parted(self, position: BatchPosition, given: dict[str, Any], result: Any) -> None:
-        """Takes note of a part of what the model returned, or of all parts."""
+    def output_split(self, position: BatchPosition, given: dict[str, Any], result: Any) -> None:
+        """Is called with the part, or all parts, into which the loss splits what the model returned."""
 
     def number(self, position: BatchPosition, slot: str, value: float) -> None:
-        """Takes note of a number by which the loss is multiplied or divided."""
+        """Is called with a number by which the loss is multiplied or divided."""
 
     def drawn(
         self, position: BatchPosition, slot: str, result: torch.Tensor, weights: torch.Tensor | None
     ) -> torch.Tensor:
-        """Returns random numbers that were drawn, or others; ``weights``: each row's, as of ``multinomial``."""
+        """Returns the random numbers of a draw, or replacements; ``weights``: of each row, as for ``multinomial``."""
         return result
 
     def routed(self, position: BatchPosition, slot: str, scores: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-        """Returns the indices that a module chose by its scores, or others. [rows, experts], [rows, k]"""
+        """Returns the indices that a router chose by its scores, or others: [rows, experts], [rows, k] → [rows, k]."""
         return chosen
 
     # --- hooks
@@ -147,7 +147,7 @@ class InputFollower(Hooks):
         return BatchPosition(len(recorder.steps) + pending, 0 if pending else recorder.current.step.backwards, text)
 
     def _count(self, key: str) -> int:
-        """Counts how often something has run in this micro-batch before."""
+        """Counts how often something with this key has run in the micro-batch before."""
         now = (*self._place()[:2], compat.graph_task() != -1)  # a forward pass that runs again counts for itself
         if now != self._counted:
             self._counted = now
@@ -185,7 +185,7 @@ class InputFollower(Hooks):
                 args, kwargs = with_leaves((args, kwargs), given)
                 self._in_loss = True
             elif outermost and self._in_loss and not self._in_trainer:  # a model that is asked without gradients
-                args, kwargs = self._beside_all(args, kwargs, "a model's call")
+                args, kwargs = self._replace_loss_inputs(args, kwargs, "a model's call")
             self._inside += 1
             try:
                 output = call_module(module, *args, **kwargs)
@@ -201,7 +201,7 @@ class InputFollower(Hooks):
         return call_followed
 
     def _around_optimizer(self, begin: Callable[..., Any]) -> Callable[..., Any]:
-        """``Optimizer.__init__``, behind which a Trainer may train: by then the script has imported its class."""
+        """Wraps ``Optimizer.__init__`` to intercept a Trainer's loss: by then the script has imported the Trainer."""
 
         def begin_and_look(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
             begin(optimizer, *args, **kwargs)
@@ -247,18 +247,18 @@ class InputFollower(Hooks):
             if any(isinstance(leaf, torch.Tensor) and id(leaf) in self._derived for leaf in leaves.values()):
                 result = function(*args, **kwargs)
                 if name in ("chunk", "split", "tensor_split", "getitem"):
-                    self.parted(self._place(self.recorder.sites.here().line), leaves, result)
+                    self.output_split(self._place(self.recorder.sites.here().line), leaves, result)
                 self._note_derived(result, (args, kwargs))
                 return result
-            args, kwargs = with_leaves((args, kwargs), {key: self.seen(leaf) for key, leaf in leaves.items()})
-            return self.viewed(args, function(*args, **kwargs))
-        args, kwargs = self._beside_all(args, kwargs, name)
+            args, kwargs = with_leaves((args, kwargs), {key: self.before_view(leaf) for key, leaf in leaves.items()})
+            return self.after_view(args, function(*args, **kwargs))
+        args, kwargs = self._replace_loss_inputs(args, kwargs, name)
         result = function(*args, **kwargs)
         self._note_derived(result, (args, kwargs))
         return result
 
-    def _beside_all(self, args: Any, kwargs: dict[str, Any], name: str) -> tuple[Any, dict[str, Any]]:
-        """Returns the arguments of an operation of the loss with those replaced that it has from elsewhere."""
+    def _replace_loss_inputs(self, args: Any, kwargs: dict[str, Any], name: str) -> tuple[Any, dict[str, Any]]:
+        """Returns the arguments of an operation of the loss, with the loss's other inputs among them replaced."""
         leaves = dict(leaves_of((args, kwargs)))
         text = f"{self.recorder.sites.here().line} ({name})"
         position, times = self._place(text), self._count(text)
@@ -267,7 +267,7 @@ class InputFollower(Hooks):
             if type(leaf) in (int, float) and name in _SCALES:
                 self.number(position, slot, float(leaf))
             elif self._from_elsewhere(leaf) and leaf.dim():
-                leaves[key] = self.beside(position, slot, leaf)
+                leaves[key] = self.loss_input(position, slot, leaf)
             elif self._from_elsewhere(leaf) and leaf.dtype != torch.bool:
                 self.number(position, slot, float(leaf))
         return with_leaves((args, kwargs), leaves)
@@ -320,7 +320,7 @@ class InputFollower(Hooks):
 
 
 class _Operations(TorchFunctionMode):
-    """Gives each operation on tensors to a function, which runs it."""
+    """Passes each operation on tensors to a function, which runs it."""
 
     def __init__(self, around: Callable[[Any, Any, dict[str, Any]], Any]):
         super().__init__()
@@ -334,7 +334,7 @@ class _Operations(TorchFunctionMode):
 
 
 def leaves_of(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Lists what is within lists, mappings and dataclasses, each with its name, as ``1.input_ids``."""
+    """Lists the values within nested lists, mappings and dataclasses, with their names, as ``1.input_ids``."""
     for key, inner in _parts(value):
         if _parts(inner) or isinstance(inner, (list, tuple, dict)):
             yield from leaves_of(inner, f"{name}{key}.")
@@ -345,7 +345,7 @@ def leaves_of(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def with_leaves(value: Any, leaves: dict[str, Any], name: str = "") -> Any:
-    """Returns a value with others of its leaves, by the names of :func:`leaves_of`; itself where all are its own."""
+    """Returns a copy of a value with other leaves, by the names of :func:`leaves_of`; itself if none is another."""
     parts = _parts(value)
     changed = {key: with_leaves(inner, leaves, f"{name}{key}.") for key, inner in parts}
     if not parts:

@@ -1,4 +1,4 @@
-"""Keeps what one call of a model computes on a rank: its parameters, modules' outputs, log-probabilities of tokens."""
+"""Records a call of a model on a rank: its parameters, its modules' outputs, the tokens' log-probabilities."""
 
 import contextlib
 from collections import Counter
@@ -22,18 +22,18 @@ from pardemo.script.runtime.call_sites import ROOT
 from pardemo.script.runtime.hooks import Hooks
 from pardemo.script.runtime.steps import Enough
 
-#: Files of recorded inputs that have this of the reference's first call, and the arguments of that call by their names.
+#: Files in a folder of recorded inputs: the record of the reference's first call, and its arguments by their names.
 REFERENCE, SAMPLES = "reference.safetensors", "samples.safetensors"
-#: Elements of a model's parameters up to which they are kept.
-KEPT = 50_000_000
-#: Kinds of tensors. Behind ``output`` stand the order, the module and how often it had run.
+#: Elements of the largest model whose parameters are recorded.
+MOST_ELEMENTS = 50_000_000
+#: Kinds of tensors. The name of an output has its order, its module and how often that had run before.
 OUTPUT, PARAMETER, LOG_PROBABILITIES, ROUNDED = "output", "parameter", "log-probabilities", "rounded otherwise"
-#: How many logits a token has.
+#: Name of the number of logits of a token.
 VOCABULARY = "vocabulary"
 
 
 class ModelCall(Hooks):
-    """Keeps what the modules return that run within the block, and the model's parameters."""
+    """Records a model's parameters, and the outputs of modules that run within the block."""
 
     def __init__(self, recorder: Recorder, model: torch.nn.Module):
         super().__init__()
@@ -42,7 +42,7 @@ class ModelCall(Hooks):
         self._times: Counter[str] = Counter()
 
     def __enter__(self) -> Self:
-        if sum(parameter.numel() for parameter in self._model.parameters()) <= KEPT:
+        if sum(parameter.numel() for parameter in self._model.parameters()) <= MOST_ELEMENTS:
             for held in held_pieces([self._model], gradients=False, at_hand=True):
                 self.tensors[f"{PARAMETER}|{held.piece.name}"] = held.value.detach().clone().contiguous()
         return super().__enter__()
@@ -58,13 +58,13 @@ class ModelCall(Hooks):
             self.tensors[f"{OUTPUT}|{len(self.tensors)}|{name}|{self._times[name] - 1}"] = project_rows(returned)
 
     def note_output(self, tokens: Any, output: Any) -> None:
-        """Keeps the log-probabilities of the samples, where they are tokens and the output says them."""
+        """Records the log-probabilities of the samples, where these are tokens and the output has logits."""
         if ways := token_logits(output, tokens):
             self.tensors[LOG_PROBABILITIES] = _log_probabilities(ways, tokens)
             self.tensors[VOCABULARY] = torch.tensor(ways[0].shape[2])
 
     def note_rounding(self, tokens: Any, output: Any, again: Callable[[], Any]) -> None:
-        """Keeps these, and what they are if the same call's layers round otherwise, in the last place of their type."""
+        """Records log-probabilities of the output, and of a repeated call whose layers round differently."""
         self.note_output(tokens, output)
         if LOG_PROBABILITIES in self.tensors:
             buffers = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
@@ -74,12 +74,12 @@ class ModelCall(Hooks):
                 buffer.data.copy_(before)
 
     def write(self, path: Path) -> None:
-        """Writes all to a file."""
+        """Writes all recorded tensors to a file of safetensors."""
         save_file({name: tensor.contiguous() for name, tensor in self.tensors.items()}, path)
 
 
 class _Rounded(Hooks):
-    """Moves outputs of modules without others in them by up to one unit of their last place."""
+    """Perturbs the outputs of modules without submodules by up to one unit in the last place."""
 
     def _module_ends(self, module: torch.nn.Module, inputs: Any, output: Any) -> Any:
         if next(module.children(), None) is None and _is_plain(output) and output.dtype != torch.float64:
@@ -92,16 +92,16 @@ def _is_plain(leaf: Any) -> bool:
 
 
 def samples_name(given: Mapping[str, Any]) -> str:
-    """Returns the name of the tensor that has the samples among a call's arguments; empty where there is none."""
+    """Returns the name of the tensor with the samples among a call's arguments; "" where there is none."""
     tensors = [name for name, leaf in given.items() if isinstance(leaf, torch.Tensor) and leaf.dim()]
     named = [name for known in FIRST_INPUTS for name in tensors if name.rpartition(".")[2] == known]
     return next(iter([*named, *tensors]), "")
 
 
 def token_logits(output: Any, tokens: Any) -> list[torch.Tensor]:
-    """Returns the logits in a model's output, [b, s, v]; none where the samples are no tokens, or it has none of them.
+    """Finds the logits in a model's output, as [b, s, v]; returns [] without logits, or where samples are no tokens.
 
-    They may have been [s, b, v]. Where b = s nothing says which of the two, and both ways are returned.
+    A model may return [s, b, v]. Where b = s both orders are possible, and both are returned.
     """
     if not isinstance(tokens, torch.Tensor) or tokens.dim() != 2 or tokens.dtype not in (torch.int64, torch.int32):
         return []
@@ -113,13 +113,13 @@ def token_logits(output: Any, tokens: Any) -> list[torch.Tensor]:
 
 
 def _log_probabilities(ways: Sequence[torch.Tensor], tokens: torch.Tensor) -> torch.Tensor:
-    """Computes each next token's log-probability by each of the logits, n times [b, s, v] → [n, b, s - 1], in fp64."""
+    """Computes the next tokens' log-probabilities in fp64, for each of n logits: n × [b, s, v] → [n, b, s - 1]."""
     wanted = tokens[:, 1:, None].long().clamp(min=0)
     return torch.stack([way.double().log_softmax(-1)[:, :-1].gather(-1, wanted).squeeze(-1) for way in ways])
 
 
 class EngineFollower(Hooks):
-    """Waits on a rank until a script calls a model with the recorded samples, keeps that call, and ends the script."""
+    """Waits until a script calls a model with the recorded samples, records that call, and ends the script."""
 
     def __init__(self, recorder: Recorder, samples: str, path: str):
         super().__init__()
@@ -153,7 +153,7 @@ class EngineFollower(Hooks):
 
 
 def read_model_call(path: Path) -> Tensors:
-    """Reads what :class:`ModelCall` has written.
+    """Reads the tensors that :meth:`ModelCall.write` has written.
 
     Raises:
         ValueError: there is no such file, or it cannot be read; one line.

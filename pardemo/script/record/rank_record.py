@@ -122,25 +122,30 @@ class Step:
 
 
 @dataclass
-class FedInputs:
-    """Describes what was fed to a rank in a step; places are the script's line and the operation there."""
+class ReplayReport:
+    """Reports which inputs of a rank's step were replayed. Places are the script's line and the operation there.
 
-    #: micro-batches that got recorded inputs
-    fed: int = 0
-    #: micro-batches whose own samples were recorded ones, and those of them with other rows than a rank is fed
-    kept: int = 0
-    elsewhere: int = 0
-    #: places of tensors of the loss that were replaced, and of random numbers that were
-    beside: set[str] = field(default_factory=set)
+    Args:
+        replayed: micro-batches that got recorded inputs.
+        already_recorded: micro-batches that kept their samples, as these were recorded ones.
+        other_rows: of the latter, those with other rows than a replay gives the rank.
+        loss_inputs: places of the loss's tensors that were replaced.
+        draws: places of random numbers that were replaced.
+        routes: by router, how many rows were sent elsewhere, and how many rows there were.
+        not_replayed: places of random numbers and routes that were not replaced.
+        without_counterpart: what the loss reads of replaced samples, and that was not recorded.
+        differing: places of the loss's tensors that differ though the samples do not, and by how much.
+    """
+
+    replayed: int = 0
+    already_recorded: int = 0
+    other_rows: int = 0
+    loss_inputs: set[str] = field(default_factory=set)
     draws: set[str] = field(default_factory=set)
-    #: by router, of how many rows the choice was another one, and how many rows there were
     routes: dict[str, tuple[int, int]] = field(default_factory=dict)
-    #: random numbers and routes that were not replaced
-    left: dict[str, str] = field(default_factory=dict)
-    #: what the loss reads of samples that were replaced, and that has no recorded counterpart
-    unreplaced: dict[str, str] = field(default_factory=dict)
-    #: tensors of the loss that differ though samples do not, and by how much
-    apart: dict[str, str] = field(default_factory=dict)
+    not_replayed: dict[str, str] = field(default_factory=dict)
+    without_counterpart: dict[str, str] = field(default_factory=dict)
+    differing: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -150,7 +155,7 @@ class RankRecord:
     ``ended``: ``end`` of the script, or ``enough`` steps. ``unseeded``: lines that drew random numbers from a generator
     that nobody had seeded. ``dtypes``: the parameters'. ``optimizer``: names of its class and of those that it is made
     of. ``alone``: whether the script made no group of processes, or called no collective. ``computed_in``: types of
-    what modules returned. ``fed``: of each step what was replayed, where recorded inputs were.
+    what modules returned. ``replays``: what was replayed in each step, with recorded inputs.
     """
 
     rank: int
@@ -163,7 +168,7 @@ class RankRecord:
     batch_norms: list[str] = field(default_factory=list)
     alone: bool = False
     computed_in: list[str] = field(default_factory=list)
-    fed: list[FedInputs] = field(default_factory=list)
+    replays: list[ReplayReport] = field(default_factory=list)
 
 
 Tensors = dict[str, torch.Tensor]

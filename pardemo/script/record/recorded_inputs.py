@@ -1,6 +1,6 @@
-"""Records what each step of a layout trains on into a folder of safetensors and JSON, and reads it again.
+"""Writes what each step of a layout trains on into a folder of safetensors and JSON, and reads such folders.
 
-Nothing in such a folder is executed: tensors are safetensors, the rest is JSON, and each file has its checksum there.
+Reading a folder executes nothing: tensors are safetensors, the rest is JSON, and each file has a checksum there.
 """
 
 import json
@@ -23,18 +23,18 @@ from pardemo.script.record.rank_record import project_rows
 from pardemo.script.record.recorder import Recorder
 from pardemo.signed_folders import checksums
 
-#: The file that says what the others are, written last; its format, and the version that is written and read.
+#: The index of a folder, which is written last; its format, and the version that is written and read.
 INDEX, FORMAT, VERSION = "recording.json", "pardemo recorded inputs", 2
-#: Bytes of a tensor beside the model's output up to which it is recorded: above it is a table, and no batch.
+#: Bytes of the largest tensor of the loss that is recorded: a larger one is a table, and no batch.
 LARGEST = 256 << 20
-#: What slots begin with: calls of models, a Trainer's inputs, the loss's tensors and numbers, draws, routes.
+#: Beginnings of slots: calls of models, a Trainer's inputs, the loss's tensors and numbers, draws, routes.
 CALL, BATCH, LOSS, NUMBER, DRAW, ROUTE = "call", "batch", "loss", "number", "draw", "route"
-#: What is behind a slot where the scores by which a row was drawn or routed are, as two projections and the norm.
+#: The end of slots that have the scores by which rows were drawn or routed, as two projections and the norm.
 SCORES = "|scores"
 
 
 class InputRecorder(InputFollower):
-    """Writes what a rank's steps train on, a file for each step, into ``folder``."""
+    """Records what a rank trains on, and writes it to ``folder``, a file for each step."""
 
     def __init__(self, recorder: Recorder, folder: str):
         super().__init__(recorder)
@@ -75,7 +75,7 @@ class InputRecorder(InputFollower):
     def batch(self, position: BatchPosition, given: dict[str, Any]) -> dict[str, Any]:
         return self._keep_all(position, BATCH, given)
 
-    def beside(self, position: BatchPosition, slot: str, tensor: torch.Tensor) -> torch.Tensor:
+    def loss_input(self, position: BatchPosition, slot: str, tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in self._beside and tensor.nbytes <= LARGEST:
             self._beside[id(tensor)] = tensor
             self._keep(position, f"{LOSS}/{slot}", tensor)
@@ -111,13 +111,13 @@ class InputRecorder(InputFollower):
 
 
 def step_file(step: int, rank: int) -> str:
-    """Returns the name of the file of a rank's step, from 0."""
+    """Returns the name of the file of a rank and a step, from 0."""
     return f"step{step + 1}.rank{rank}.safetensors"
 
 
 @dataclass(frozen=True)
 class RecordedInputs:
-    """A folder of recorded inputs: which layout they are of, and for how many steps.
+    """The index of a folder of recorded inputs: their layout and their number of steps.
 
     ``replicas``: the data-parallel size; ranks that share a model have the same samples.
     """
@@ -131,16 +131,16 @@ class RecordedInputs:
 
     @property
     def name(self) -> str:
-        """``ranks=1 batch=8``, as on the command line."""
+        """The layout as on the command line, ``ranks=1 batch=8``."""
         return " ".join(f"{key}={value}" for key, value in self.layout.items())
 
     def as_json(self) -> dict[str, Any]:
-        """Returns what the index says, and ``pardemo prove --record --json`` prints: all but the files' checksums."""
+        """Returns the index without checksums, as ``pardemo prove --record --json`` prints it."""
         values = {name: value for name, value in asdict(self).items() if name != "folder"}
         return {"format": FORMAT, "version": VERSION} | values
 
     def write(self) -> None:
-        """Writes the index behind all other files: a folder without it has no recorded inputs."""
+        """Writes the index; it has to be the last file, as a folder without it has no recorded inputs."""
         text = json.dumps(self.as_json() | {"files": checksums(Path(self.folder))}, indent=1)
         Path(self.folder, INDEX).write_text(text, encoding="utf-8")
 
@@ -151,10 +151,10 @@ class RecordedInputs:
 
 
 def read_recorded_inputs(folder: str) -> RecordedInputs:
-    """Reads the index of a folder of recorded inputs, and whether its files are those that were written.
+    """Reads the index of a folder of recorded inputs, and checks that its files are those that were written.
 
     Raises:
-        ValueError: it is none, is of another version, or is not whole; one line.
+        ValueError: the folder has no recorded inputs, or of another version, or lacks files; one line.
     """
     index = Path(folder, INDEX)
     try:
@@ -191,9 +191,9 @@ def read_recorded_inputs(folder: str) -> RecordedInputs:
 
 
 class RecordedStep:
-    """The tensors of a step by their slots, each in the order of the global batch.
+    """The tensors of a recorded step, by their slots.
 
-    That is the order of the data-parallel ranks, and of their micro-batches.
+    A slot's tensors are in the order of the global batch: that of the data-parallel ranks, and of their micro-batches.
     """
 
     def __init__(self, by_replica: list[dict[str, torch.Tensor]]):
@@ -203,10 +203,10 @@ class RecordedStep:
                 self._parts.setdefault(key.partition("|")[2], []).append(tensors[key])
 
     def parts(self, slot: str) -> list[torch.Tensor]:
-        """Returns a slot's tensors, one of each micro-batch of each data-parallel rank; none where there is none."""
+        """Returns a slot's tensors, one for each micro-batch of each data-parallel rank; [] for an unknown slot."""
         return self._parts.get(slot, [])
 
     @cached_property
     def slots(self) -> list[str]:
-        """All slots, those of scores too."""
+        """The names of all slots, also those of scores."""
         return list(self._parts)

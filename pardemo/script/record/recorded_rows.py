@@ -1,4 +1,4 @@
-"""Finds rows of recorded tensors: those of a rank's micro-batch among those of the global batch."""
+"""Finds which rows of the recorded global batch belong to a rank's micro-batch."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,25 +8,25 @@ import torch
 
 @dataclass
 class SampleRows:
-    """The samples of a rank's micro-batch: which of the global batch's they are, and how many that has.
+    """The samples of a rank's micro-batch: their ``rows`` in the global batch, and the ``total`` of rows there.
 
-    ``fed``: whether they are in the place of the script's own. ``positions``: of its tokens, where each rank has a part
-    of each sample.
+    ``replaced``: whether the script's samples were replaced by them. ``positions``: of the rank's tokens, where each
+    rank has a part of each sample.
     """
 
     rows: torch.Tensor
     total: int
-    fed: bool
+    replaced: bool
     positions: torch.Tensor | None = None
 
     def part_of(self, parts: list[torch.Tensor]) -> torch.Tensor | None:
-        """Returns the tensor of the recorded micro-batch that has these samples; None where several have them."""
+        """Returns the tensor of the recorded micro-batch with these samples; None if they are in several."""
         which = (self.rows * len(parts) // self.total).unique()
         return parts[int(which)] if len(which) == 1 else None
 
 
 def take_rows(parts: list[torch.Tensor], rows: torch.Tensor, axis: int = 0) -> torch.Tensor | None:
-    """Takes rows of all micro-batches, counted over them all; None where they are of unlike lengths in several."""
+    """Returns rows, numbered over all micro-batches; None if they lie in several micro-batches of different shapes."""
     if len({(*part.shape[:axis], *part.shape[axis + 1 :]) for part in parts}) == 1:
         return torch.cat(parts, axis).index_select(axis, rows)
     for part in parts:
@@ -37,7 +37,7 @@ def take_rows(parts: list[torch.Tensor], rows: torch.Tensor, axis: int = 0) -> t
 
 
 def part_of_tokens(tensor: torch.Tensor, local: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
-    """Takes the tokens of a recorded tensor that a rank has, along each axis on which its own tensor has as many."""
+    """Selects a rank's tokens from a recorded tensor, along each axis on which its local tensor has as many."""
     if positions is None or tensor.dim() != local.dim():
         return tensor
     for axis in range(local.dim()):
@@ -47,7 +47,7 @@ def part_of_tokens(tensor: torch.Tensor, local: torch.Tensor, positions: torch.T
 
 
 def once_for_each_replica(parts: list[torch.Tensor], replicas: int) -> list[torch.Tensor]:
-    """Returns a tensor once for each replica, where its micro-batches all have the same."""
+    """Returns a single tensor for each replica where all its micro-batches have the same; else all tensors."""
     many = len(parts) // replicas
     if many < 2 or len(parts) % replicas:
         return parts
@@ -57,7 +57,7 @@ def once_for_each_replica(parts: list[torch.Tensor], replicas: int) -> list[torc
 
 
 def mean_distance(local: torch.Tensor, recorded: torch.Tensor | None) -> float:
-    """Computes how far rows' scores are from the recorded ones, relative to the largest, on average."""
+    """Computes the mean distance of rows' scores from the recorded ones, relative to the largest of these."""
     if recorded is None or recorded.shape != local.shape:
         return float("inf")
     scale = float(recorded.abs().max()) or 1.0
@@ -65,9 +65,12 @@ def mean_distance(local: torch.Tensor, recorded: torch.Tensor | None) -> float:
 
 
 def token_rows(micro: SampleRows, total: int, count: int, parts: int) -> Iterator[torch.Tensor]:
-    """Lists which recorded rows a router's may be: of the micro-batch's samples, token by token or sample by sample.
+    """Lists which recorded rows may be a router's rows: those of the micro-batch's samples, as [b, s] and as [s, b].
 
-    Where a rank has a part of each sample's tokens, each block of them; of those at its positions where it has some.
+    Where a rank has a part of each sample, they are each block of its tokens, or the tokens at the known positions.
+
+    Args:
+        total: recorded rows, of ``parts`` micro-batches. count: the router's rows.
     """
     samples = len(micro.rows)
     of_each, here = total // micro.total, count // samples
@@ -82,7 +85,7 @@ def token_rows(micro: SampleRows, total: int, count: int, parts: int) -> Iterato
 
 
 def same_rows(local: torch.Tensor, recorded: torch.Tensor) -> torch.Tensor:
-    """Compares all rows with all recorded ones, but for one value at the ends or beginnings of the longer: → [b, B]."""
+    """Compares each row with each recorded one, up to padding by one value at either end of the longer: → [b, B]."""
     if local.shape[1:] == recorded.shape[1:]:
         return (local.reshape(len(local), 1, -1) == recorded.reshape(1, len(recorded), -1)).all(-1)
     if local.dim() != 2 or recorded.dim() != 2:

@@ -33,9 +33,9 @@ from pardemo.script.record.rank_record import (
     PRINT,
     STEP,
     CurrentStep,
-    FedInputs,
     LossCall,
     RankRecord,
+    ReplayReport,
     Step,
 )
 from pardemo.script.runtime import job, stand_ins
@@ -57,7 +57,7 @@ class Recorder(Hooks):
         steps: those that are over. current: what is recorded of the one that runs. parameters: the models' recorder.
         on_model, on_gradients, on_finish: called when a model is about to run for training, when parameters before
             the step are, and when the step is over; for who follows more of it.
-        fed: of each step what was replayed, of who feeds recorded inputs.
+        replays: what was replayed in each step, with recorded inputs.
     """
 
     def __init__(self, sites: CallSites, rank: int, settings: RecordSettings):
@@ -69,7 +69,7 @@ class Recorder(Hooks):
         self.on_model: Callable[[], None] = lambda: None
         self.on_gradients: Callable[[], None] = lambda: None
         self.on_finish: Callable[[], None] = lambda: None
-        self.fed: list[FedInputs] = []
+        self.replays: list[ReplayReport] = []
         self._settings = settings
         self._outputs = Outputs(sites, self.current, self._model_begins)
         self._rounding = Rounding() if settings.rounded else None
@@ -340,7 +340,7 @@ class Recorder(Hooks):
         steps = self.steps[: self._settings.steps]
         return RankRecord(
             self.rank, ended, steps, notes, unseeded, dtypes, " ".join(self._optimizers), norms,
-            computed_in=sorted(self._outputs.computed_in), fed=self.fed,
+            computed_in=sorted(self._outputs.computed_in), replays=self.replays,
         )  # fmt: skip
 
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pardemo.draw import palette
 from pardemo.draw.canvas import Canvas
 from pardemo.draw.parts import width_of
-from pardemo.script.step.rank_trace import WARM, RankTrace
+from pardemo.script.step import WARM_UP_STEPS
+from pardemo.script.step.rank_trace import RankTrace
 from pardemo.script.step.script_memory import MemoryColumns
 from pardemo.script.step.summary import last_begun, waiting_spans
 from pardemo.tables import amount
@@ -119,7 +120,7 @@ def timeline(traces: Sequence[RankTrace]) -> str:
 
 def _median_step(traces: Sequence[RankTrace]) -> int:
     """Returns the measured step whose length on rank 0 is the median."""
-    steps = range(WARM, min(len(trace.cuts) for trace in traces))
+    steps = range(WARM_UP_STEPS, min(len(trace.cuts) for trace in traces))
     cuts = traces[0].cuts
     long = {step: cuts[step].at_s - cuts[step - 1].at_s for step in steps}
     return min(steps, key=lambda step: abs(long[step] - statistics.median_low(long.values())))

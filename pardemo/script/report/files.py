@@ -1,7 +1,6 @@
 """Writes the files of ``pardemo measure --out``: JSON, tables, a trace for Perfetto, snapshots of memory."""
 
 import json
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,28 +8,11 @@ from typing import Any
 from pardemo import project
 from pardemo.meters import snapshot
 from pardemo.script.report import sections
-from pardemo.script.step.rank_trace import WARM, RankTrace
+from pardemo.script.step import WARM_UP_STEPS
+from pardemo.script.step.rank_trace import RankTrace
 from pardemo.script.step.summary import Summary
 
 COLUMNS = ("kind", "ranks", "calls", "bytes", "expected_bytes", "dtype", "phase", "line", "module", "why")
-
-
-def report_folder(path: str) -> Path:
-    """Makes the folder for a measurement's files where there is none.
-
-    Raises:
-        ValueError: it cannot be one, or nothing can be written there; said before anything runs.
-    """
-    folder = Path(path)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except FileExistsError:
-        raise ValueError(f"--out is a folder, and {path} is a file") from None
-    except OSError as error:
-        raise ValueError(f"--out: nothing can be written to {path}: {error.strerror}") from None
-    return folder
 
 
 def clear_reports(folder: Path) -> None:
@@ -62,7 +44,7 @@ def events(traces: Sequence[RankTrace]) -> list[dict[str, Any]]:
     Calls of one collective on several ranks are joined by a flow, from the rank that came last to the others: what
     they waited for.
     """
-    zero_s = min(trace.cuts[WARM - 1].at_s for trace in traces)
+    zero_s = min(trace.cuts[WARM_UP_STEPS - 1].at_s for trace in traces)
     trace_events: list[dict[str, Any]] = []
     together: dict[tuple[str, tuple[int, ...], int], list[tuple[float, int, int]]] = {}
     for trace in traces:
@@ -75,13 +57,13 @@ def events(traces: Sequence[RankTrace]) -> list[dict[str, Any]]:
             trace_events.append({"ph": "M", "name": kind, "pid": rank, "tid": tid, "args": {"name": name}})
 
         names("process_name", f"rank {trace.rank}")
-        calls = [call for call in trace.calls if WARM <= call.step < len(trace.cuts)]
+        calls = [call for call in trace.calls if WARM_UP_STEPS <= call.step < len(trace.cuts)]
         rows = _rows([(call.begin_s, call.end_s or call.begin_s) for call in calls])
         for tid in range(max(rows, default=1) + 1):
             also = f"collectives at the same time, {tid}"
             names("thread_name", ("steps", "collectives")[tid] if tid < 2 else also, tid)
-        for step in range(WARM, len(trace.cuts)):
-            add(f"step {step - WARM}", 0, trace.cuts[step - 1].at_s, trace.cuts[step].at_s)
+        for step in range(WARM_UP_STEPS, len(trace.cuts)):
+            add(f"step {step - WARM_UP_STEPS}", 0, trace.cuts[step - 1].at_s, trace.cuts[step].at_s)
         for call, row in zip(calls, rows, strict=True):
             site = call.site
             add(
@@ -89,7 +71,7 @@ def events(traces: Sequence[RankTrace]) -> list[dict[str, Any]]:
                 bytes=call.nbytes, sent=call.sent, ranks=list(call.ranks), dtype=call.dtype, line=site.line,
                 module=site.module, phase=site.phase,
             )  # fmt: skip
-            together.setdefault((call.group, call.ranks, call.number), []).append((call.begin_s, trace.rank, row))
+            together.setdefault(call.key, []).append((call.begin_s, trace.rank, row))
     for flow, begins in enumerate(together.values()):
         last_s, last, last_row = max(begins)
         for begin_s, rank, row in begins:

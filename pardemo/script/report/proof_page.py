@@ -11,6 +11,7 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
+from pardemo import project
 from pardemo.script import blocks
 from pardemo.script.blocks import Block, Chart, Line, Lines, Marked, Section, paragraphs
 from pardemo.script.compare import results
@@ -18,7 +19,6 @@ from pardemo.script.compare.differences import MOST_BYTES, Finding, KeptTensors
 from pardemo.script.compare.module_map import COLUMNS, ModelMap
 from pardemo.script.compare.results import LayoutResult, Proof
 from pardemo.script.report import model_map
-from pardemo.script.report.files import report_folder as made_folder
 from pardemo.tables import amount
 
 #: A tolerance above that is not fp64's.
@@ -119,7 +119,7 @@ def proof_folder(path: str) -> Path:
     Raises:
         ValueError: it has other things, cannot be one, or cannot be written to; said before anything runs.
     """
-    folder = made_folder(path)
+    folder = project.writable_folder(path, "--out")
     strange = sorted(entry.name for entry in folder.iterdir() if not _ours(entry))
     if strange:
         raise ValueError(f"--out: {path} has other things in it, as {strange[0]}: say a folder of its own")

@@ -17,6 +17,7 @@ from pardemo.script.compare.runs import ProveError, Run
 from pardemo.script.compare.samples import STRANGE, ranks_difference, samples_by_step, samples_difference, steps_away
 from pardemo.script.record.rank_record import STATE, Tensors
 from pardemo.script.resume.script_state import COPIES, KEPT, SLOTS
+from pardemo.script.words import count_text
 
 
 def moved_generators(reference: Run, resumed: Run, step: int, begins: int) -> list[str]:
@@ -58,8 +59,8 @@ def length_difference(reference: Run, resumed: Run, begins: int) -> str:
     ours, wanted = len(shortest.steps), len(reference.records[0].steps) - begins
     if shortest.ended == "end" and ours < wanted:
         ended = reference.records[0].ended == "end"
-        missing = wanted - ours if ended else f"at least {wanted - ours}"
-        return f"the run is over {missing} step{'s' * (wanted - ours > 1)} before the undisturbed one"
+        missing = "" if ended else "at least "
+        return f"the run is over {missing}{count_text(wanted - ours, 'step')} before the undisturbed one"
     if reference.records[0].ended == "end" and ours > wanted:
         return "the run takes more steps than the undisturbed one: its count of steps or epochs begins anew"
     return ""
@@ -77,7 +78,7 @@ def rates_difference(reference: Run, resumed: Run, begins: int) -> tuple[str, in
     sentence = f"the rate is {_rate_text(ours[first])} in place of {_rate_text(wanted[first])}"
     away = steps_away(ours[first:steps], rates, begins + first, min(2, steps - first), _is_close)
     if away:
-        moved = f"{abs(away)} step{'s' * (abs(away) > 1)} {'ahead' if away > 0 else 'behind'}"
+        moved = f"{count_text(abs(away), 'step')} {'ahead' if away > 0 else 'behind'}"
         anew = ": it begins anew" if away == -begins else ""
         sentence = f"the scheduler is {moved}{anew}; {sentence}"
     return sentence, begins + first

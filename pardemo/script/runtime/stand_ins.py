@@ -1,4 +1,4 @@
-"""Replaces a GPU's streams, events and generators and the functions of torch.cuda on a CPU rank."""
+"""Stands in for torch.cuda on a CPU rank: mocks its functions, streams, events and generators."""
 
 import contextlib
 import functools
@@ -22,7 +22,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 class StandInState(Protocol):
-    """A rank's state: its device, whether compiling was put aside, and where differences are noted."""
+    """The state that stand-ins share on a rank: its device, whether torch.compile is off, how to note a difference."""
 
     index: int
     eager: bool
@@ -30,14 +30,14 @@ class StandInState(Protocol):
 
 
 def is_cuda(device: Any) -> bool:
-    """Whether a device, as it is given to torch, is a GPU: ``"cuda"``, ``"cuda:1"``, a number, a ``torch.device``."""
+    """Whether a device, in any form that torch takes, is a GPU: ``"cuda"``, ``"cuda:1"``, 1, a ``torch.device``."""
     if isinstance(device, torch.device):
         return device.type == "cuda"
     return device.startswith("cuda") if isinstance(device, str) else type(device) is int
 
 
 def caller(depth: int) -> types.FrameType:
-    """Returns the frame that is so many up; those of modes that stand between, as of fp64's, do not count."""
+    """Returns the frame that is ``depth`` up the stack, without those of torch function modes above it."""
     frame = sys._getframe(depth)
     while frame.f_code.co_name == "__torch_function__" and frame.f_back is not None:
         frame = frame.f_back
@@ -45,7 +45,7 @@ def caller(depth: int) -> types.FrameType:
 
 
 def script_asks(depth: int = 2) -> bool:
-    """Whether the function so many frames up is the script's, or a library's that is to go the script's way."""
+    """Whether the function ``depth`` frames up is the script's, or a library's that is to see a GPU as scripts do."""
     frame = caller(depth + 1)
     if is_script(frame.f_code.co_filename) or frame.f_code.co_qualname.partition(".")[0] in libraries.TOLD_OF_GPUS_IN:
         return True
@@ -53,11 +53,11 @@ def script_asks(depth: int = 2) -> bool:
 
 
 def no_op(*_: Any, **__: Any) -> None:
-    """Replaces what a CPU has no need of."""
+    """Does nothing, in place of functions that a CPU has no need of."""
 
 
 class Event:
-    """Reads the clock when all before it is done, as a GPU's event: here it always is."""
+    """Replaces a GPU's event: it reads the clock at once, as all earlier work of a CPU is done."""
 
     def __init__(self, *_: Any, **__: Any):
         self.at_s = 0.0
@@ -75,7 +75,7 @@ class Event:
 
 
 class Stream:
-    """Replaces a stream: there is one order of work, the script's own."""
+    """Replaces a GPU's stream, and does nothing: on a CPU all work runs in the script's order."""
 
     device, device_index, cuda_stream, stream_id, priority = torch.device("cuda", 0), 0, 0, 0, 0
 
@@ -108,14 +108,14 @@ class _AnyGenerator(type(_GENERATOR)):  # type: ignore[misc]
 
 
 class Generator(_GENERATOR, metaclass=_AnyGenerator):
-    """Replaces a generator for cuda by one of the CPU."""
+    """Replaces a generator for cuda by a CPU's generator."""
 
     def __new__(cls, device: Any = "cpu") -> Any:
         return _GENERATOR("cpu" if is_cuda(device) else device)
 
 
 class _Future(torch.futures.Future):
-    """A future of a collective for which gloo has none, and nccl has: who waits for it waits for the collective."""
+    """Replaces the future that gloo's collectives lack and nccl's have: waiting for it waits for the collective."""
 
     def __init__(self, work: Any):
         super().__init__()
@@ -140,7 +140,7 @@ class _Future(torch.futures.Future):
 
 
 def with_future(get: Callable) -> Callable:
-    """Returns ``Work.get_future``, also where gloo has none."""
+    """Returns a ``Work.get_future`` that also works for gloo's collectives, which have no future."""
 
     def get_future(work: Any) -> Any:
         try:
@@ -156,7 +156,7 @@ def _zero(*_: Any, **__: Any) -> int:
 
 
 def answering_scripts(real: Callable, answer: Callable) -> Callable:
-    """``real`` to libraries, ``answer`` to the script and to libraries that follow it."""
+    """Returns a function that calls ``answer`` for the script, and for libraries that follow it; else ``real``."""
 
     @functools.wraps(real)
     def ask(*args: Any, **kwargs: Any) -> Any:
@@ -166,7 +166,7 @@ def answering_scripts(real: Callable, answer: Callable) -> Callable:
 
 
 def with_changed_arguments(real: Callable, change: Callable[[dict[str, Any]], None]) -> Callable:
-    """``real`` with some of its arguments changed: ``change`` gets those that are given, by name."""
+    """Returns ``real`` with changed arguments: ``change`` gets those of a call, by name, and edits them."""
     signature = inspect.signature(real)
 
     @functools.wraps(real)
@@ -181,9 +181,10 @@ def with_changed_arguments(real: Callable, change: Callable[[dict[str, Any]], No
 def outermost_calls(
     functions: Iterable[Callable[..., Any]], around: Callable[..., Any]
 ) -> list[tuple[Callable[..., Any], Callable[..., Any]]]:
-    """Each function, and what stands in its place: ``around(function, *args, **kwargs)``.
+    """Pairs each function with a replacement that calls ``around(function, *args, **kwargs)``.
 
-    But for calls of any of them within such a call, as torch's functions call each other, and themselves in a mode.
+    Calls of any of the functions within such a call are not replaced: torch's functions call one another, and a mode
+    calls them again.
     """
     state = threading.local()
 
@@ -204,7 +205,7 @@ def outermost_calls(
 
 
 def cuda_replacements(mode: StandInState) -> Iterator[tuple[Any, Any]]:
-    """Returns the replacements of torch.cuda and torch.accelerator."""
+    """Yields the functions and classes of torch.cuda and torch.accelerator, each with its stand-in."""
     cuda, accelerator, note = torch.cuda, torch.accelerator, mode.note
 
     def ranks(*_: Any) -> int:
@@ -296,7 +297,7 @@ def cuda_replacements(mode: StandInState) -> Iterator[tuple[Any, Any]]:
 
 
 def torch_replacements(mode: StandInState) -> Iterator[tuple[Any, Any]]:
-    """Returns the replacements of torch itself."""
+    """Yields the functions and classes of torch itself, each with its stand-in."""
 
     def to_cpu(arguments: dict[str, Any]) -> None:
         location = arguments.get("map_location")
@@ -331,7 +332,7 @@ def torch_replacements(mode: StandInState) -> Iterator[tuple[Any, Any]]:
 
 
 class _Names:
-    """Maps functions and classes to their names in the modules of this process.
+    """Maps functions and classes to the modules of this process that name them, and rebinds these names.
 
     A module is read once, and again when it has more or fewer names. In a process that ranks are forked from, this
     makes it cheap for each of them: reading all modules there writes to most of their pages, which are shared.
@@ -342,7 +343,7 @@ class _Names:
         self._places: defaultdict[int, list[tuple[dict[str, Any], str]]] = defaultdict(list)  # by id of what is named
 
     def update(self) -> None:
-        """Reads the modules that are new or have changed."""
+        """Reads the modules that are new, or have more or fewer names than before."""
         for key, module in list(sys.modules.items()):
             if isinstance(module, types.ModuleType) and not key.startswith("pardemo."):
                 names = vars(module)
@@ -353,7 +354,7 @@ class _Names:
                             self._places[id(value)].append((names, name))
 
     def replace(self, now: Any, then: Any) -> None:
-        """Rebinds every name of ``now`` to ``then``."""
+        """Rebinds every name of the object ``now`` to ``then``."""
         for names, name in self._places.pop(id(now), ()):
             if names.get(name) is now:
                 names[name] = then
@@ -364,17 +365,18 @@ _NAMES = _Names()
 
 
 def read_modules() -> None:
-    """Reads all modules ahead of :func:`replaced_everywhere`: in a process that ranks are forked from, for them all."""
+    """Reads the names of all modules before ranks are forked, so that :func:`replaced_everywhere` is cheap in each."""
     _NAMES.update()
 
 
 @contextlib.contextmanager
 def replaced_everywhere(pairs: list[tuple[Any, Any]]) -> Iterator[None]:
-    """Within the block each first is the second in every module that has it by whatever name; afterwards the first.
+    """Replaces each function or class by its stand-in in all loaded modules, and puts it back at the end of the block.
 
-    Also in modules that are imported within the block, once it ends.
+    Args:
+        pairs: each original with its stand-in. Names in modules that are imported within the block are put back, too.
     """
-    # each needs one of its own, to be told by which it stands for
+    # each original needs an object of its own: it is found again by that object's id
     replacements = [(real, ours if isinstance(ours, type) else functools.partial(ours)) for real, ours in pairs]
     _NAMES.update()
     for real, ours in replacements:

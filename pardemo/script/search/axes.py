@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import product
 
 from pardemo.cluster import MAX_RANKS
+from pardemo.planner.divisors import powers_of_two
 from pardemo.script.compare.run_layouts import SIZES, RunLayout, from_texts
 from pardemo.script.search.conditions import Condition, read_condition
 from pardemo.script.search.script_options import WAYS, ScriptOption, option_for, script_options
@@ -168,7 +169,7 @@ def read_space(
     if twice := next((name for name in names if names.count(name) > 1), ""):
         raise ValueError(f"the axis {twice} is said twice")
     if "dp" not in names:
-        all_axes.insert(0, Axis("dp", _powers(ranks)))
+        all_axes.insert(0, Axis("dp", tuple(powers_of_two(ranks))))
     words, fields = list(line), {name for part in line for name in _FIELD.findall(part)}
     batch = "batch" not in names and ("batch" in fields or option_for("batch", options) is not None)
     for name in [*names, *(["batch"] if batch else [])]:
@@ -192,14 +193,10 @@ def read_space(
     return space
 
 
-def _powers(ranks: int) -> tuple[int, ...]:
-    return tuple(2**power for power in range(ranks.bit_length()))
-
-
 def _axes_of(options: Mapping[str, ScriptOption], ranks: int) -> list[Axis]:
     """Returns the axes that a script's options have: sizes in powers of two, and ways with their default first."""
     axes = [
-        Axis(name, (1, 2, 4) if name in ("accumulate", "micro_batches") else _powers(ranks))
+        Axis(name, (1, 2, 4) if name in ("accumulate", "micro_batches") else tuple(powers_of_two(ranks)))
         for name in SIZES.keys() - {"dp"} if option_for(name, options) is not None
     ]  # fmt: skip
     for option in options.values():

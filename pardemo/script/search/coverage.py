@@ -8,12 +8,12 @@ from itertools import combinations
 from pardemo.script.search.axes import SIZE, Axis, Point, Space, Value
 
 #: Two values of different axes, each with its axis's name; of a space with one axis a value alone.
-Pair = tuple[tuple[str, Value], ...]
+ValuePair = tuple[tuple[str, Value], ...]
 #: Refusals of layouts with a pair that no other layout has covered, from which on it is taken for the reason.
 REFUSED = 2
 
 
-class Coverage:
+class PairCoverage:
     """The layouts of a space that wait to be run, and the pairs of values that have been covered.
 
     Pairs of which the reference has both are covered from the beginning.
@@ -28,8 +28,8 @@ class Coverage:
         self.pairs = {pair for point in self.points for pair in self._pairs_of(point)}
         references = map(space.reference_of, self.points)
         self.pairs -= {pair for reference in references for pair in self._pairs_of(reference)}
-        self.covered: set[Pair] = set()
-        self._refusals: Counter[Pair] = Counter()
+        self.covered: set[ValuePair] = set()
+        self._refusals: Counter[ValuePair] = Counter()
 
     def next_point(self, masked: Iterable[Mapping[str, Value]] = ()) -> Point:
         """Returns the next layout: that with most new pairs, and among these the one farthest from the reference.
@@ -58,6 +58,6 @@ class Coverage:
         else:
             self._refusals.update(self._pairs_of(point))
 
-    def _pairs_of(self, point: Mapping[str, Value]) -> list[Pair]:
+    def _pairs_of(self, point: Mapping[str, Value]) -> list[ValuePair]:
         values = [(axis.name, point[axis.name]) for axis in self._axes]
         return list(combinations(values, min(2, len(values))))

@@ -39,15 +39,15 @@ class Evidence:
     clips: bool = False
 
 
-def evidence_of(finding: Finding, truth: Reference, other: Run, comparison: LayoutComparison) -> Evidence | None:
+def evidence_of(finding: Finding, reference: Reference, other: Run, comparison: LayoutComparison) -> Evidence | None:
     """Returns what shows a finding best: of its parameters, or of all, the one that is farthest off.
 
     None where no parameter shows it, as of a loss that is printed, or where parameters were compared by sketches.
     """
     tensor, step = SHOWN_BY.get(finding.what, ""), finding.step - 1
-    if not tensor or step >= min(truth.run.steps, other.steps):
+    if not tensor or step >= min(reference.run.steps, other.steps):
         return None
-    whole = truth.whole[step]
+    whole = reference.whole[step]
     wanted = {"gradient": whole.gradients, "before": whole.before, "after": whole.after}[tensor]
     farthest: tuple[float, str] = (0.0, "")
     for name, holders in holders_of(other, step, tensor, comparison.maps).items():
@@ -56,11 +56,11 @@ def evidence_of(finding: Finding, truth: Reference, other: Run, comparison: Layo
             continue
         scale = wanted[name] - whole.before[name] if tensor == "after" else wanted[name]
         for _, part, candidate in holders:
-            reference = part.cut_from(wanted[name], tuple(candidate.shape))
-            off = float((candidate.double() - reference.double()).norm()) / (float(scale.double().norm()) or 1.0)
+            expected = part.cut_from(wanted[name], tuple(candidate.shape))
+            off = float((candidate.double() - expected.double()).norm()) / (float(scale.double().norm()) or 1.0)
             farthest = max(farthest, (off, name))
     off, name = farthest
-    clips = any(record.steps[step].clips for run in (truth.run, other) for record in run.records)
+    clips = any(record.steps[step].clips for run in (reference.run, other) for record in run.records)
     return Evidence(name, tensor, finding.step, _held_parts(name, comparison), off, clips) if name else None
 
 

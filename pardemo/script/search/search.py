@@ -8,12 +8,12 @@ from pathlib import Path
 from pardemo.script.compare import runs
 from pardemo.script.compare.runs import ProveError, RunOptions
 from pardemo.script.search.axes import Space
-from pardemo.script.search.coverage import Coverage
+from pardemo.script.search.coverage import PairCoverage
 from pardemo.script.search.issue import library_versions, title_of, write_issue
 from pardemo.script.search.reproduction import SCRIPT, reproduce
-from pardemo.script.search.search_results import NOT_TRIED, SearchFinding, SearchResult
+from pardemo.script.search.search_results import NOT_TRIED, FaultSearchResult, SearchFinding
 from pardemo.script.search.shrink import shrink
-from pardemo.script.search.verdicts import ALIKE, PARTED, OutOfTime, SeenFinding, Verdict, Verdicts, alike
+from pardemo.script.search.verdicts import ALIKE, PARTED, LayoutVerdict, OutOfTime, SeenFinding, Verdicts, alike
 from pardemo.script.words import count_text, finding_text
 
 #: Says of a reproduction and its numbers of ranks since when it shows a difference.
@@ -23,7 +23,7 @@ Since = Callable[[Path, tuple[int, int]], str]
 def search(
     space: Space, options: RunOptions, *, minutes: float, out: Path, copied: bool = False,
     note: Callable[[str], None] = print, since: Since | None = None,
-) -> SearchResult:  # fmt: skip
+) -> FaultSearchResult:  # fmt: skip
     """Runs a script in as many layouts as there is time for, and says which do not train as their reference does.
 
     An interrupt ends it early; what has been found by then is in the result.
@@ -36,10 +36,10 @@ def search(
     Raises:
         ValueError: the space has no layout beside the reference. ProveError: no reference could be run.
     """
-    coverage = Coverage(space)
+    coverage = PairCoverage(space)
     if not coverage.points:
         raise ValueError("the axes allow no layout beside the reference: say more values, or more --ranks")
-    result, begin_s = SearchResult(space, coverage), time.monotonic()
+    result, begin_s = FaultSearchResult(space, coverage), time.monotonic()
     with runs.scratch_folder() as folder:
         verdicts = Verdicts(space, options, Path(folder), begin_s + 60 * minutes)
         searching = _Search(result, verdicts, begin_s, out, options.double, copied, note)
@@ -64,7 +64,7 @@ def search(
 class _Search:
     """A search that runs, with its result so far."""
 
-    result: SearchResult
+    result: FaultSearchResult
     verdicts: Verdicts
     begin_s: float
     out: Path
@@ -90,7 +90,7 @@ class _Search:
                     self._follow(seen, verdict)
             self.reproduce()
 
-    def _follow(self, seen: SeenFinding, verdict: Verdict) -> None:
+    def _follow(self, seen: SeenFinding, verdict: LayoutVerdict) -> None:
         """Shrinks a finding and adds it to the result, or its layout to a finding of which it is another sight."""
         space, findings = self.result.space, self.result.findings
         for known in findings:
@@ -112,7 +112,7 @@ class _Search:
             else:
                 self.note(f"    shrunk to {new.verdict.layout.name}")
 
-    def _report(self, verdict: Verdict) -> None:
+    def _report(self, verdict: LayoutVerdict) -> None:
         done, coverage = len(self.result.verdicts), self.result.coverage
         text = verdict.outcome + f": {verdict.reason}" * bool(verdict.reason)
         if verdict.findings:
@@ -138,7 +138,7 @@ class _Search:
                 write_issue(finding, self.result.space)
 
 
-def _bisect(result: SearchResult, since: Since) -> None:
+def _bisect(result: FaultSearchResult, since: Since) -> None:
     """Finds out since when each reproduction shows its difference, and writes it into the issues."""
     for finding in result.split()[0]:
         assert finding.reproduction.folder is not None

@@ -8,9 +8,9 @@ from pardemo.script.blocks import wrapped
 from pardemo.script.compare.results import WIDTH, finding_head, finding_why
 from pardemo.script.compare.run_layouts import RunLayout
 from pardemo.script.search.axes import Point, Space
-from pardemo.script.search.coverage import Coverage, Pair
+from pardemo.script.search.coverage import PairCoverage, ValuePair
 from pardemo.script.search.reproduction import Reproduction
-from pardemo.script.search.verdicts import ALIKE, FAILED, PARTED, REFUSED, SeenFinding, Verdict, alike
+from pardemo.script.search.verdicts import ALIKE, FAILED, PARTED, REFUSED, LayoutVerdict, SeenFinding, alike
 from pardemo.script.words import count_text, first_of
 
 #: Of a finding before it was reproduced.
@@ -26,7 +26,7 @@ class SearchFinding:
     which release or commit has it first, in a sentence. ``seconds``: when it was reproduced.
     """
 
-    verdict: Verdict
+    verdict: LayoutVerdict
     seen: SeenFinding
     layouts: list[str]
     smallest: bool = False
@@ -40,7 +40,7 @@ class SearchFinding:
         """The smallest point so far that shows it."""
         return self.verdict.point
 
-    def moves_to(self, verdict: Verdict) -> bool:
+    def moves_to(self, verdict: LayoutVerdict) -> bool:
         """Goes on to another point, if that has a finding alike, with its cause where it has one; returns whether."""
         now = self.seen.finding
         for seen in verdict.findings:
@@ -51,25 +51,25 @@ class SearchFinding:
 
 
 @dataclass
-class SearchResult:
+class FaultSearchResult:
     """The result of a search: a verdict on each layout that was run, and what was found.
 
     ``interrupted``: whether somebody ended it. ``seconds``: that it took in all.
     """
 
     space: Space
-    coverage: Coverage
-    verdicts: list[Verdict] = field(default_factory=list)
+    coverage: PairCoverage
+    verdicts: list[LayoutVerdict] = field(default_factory=list)
     findings: list[SearchFinding] = field(default_factory=list)
     interrupted: bool = False
     seconds: float = 0.0
 
-    def by_outcome(self, *outcomes: str) -> list[Verdict]:
+    def by_outcome(self, *outcomes: str) -> list[LayoutVerdict]:
         """Returns the verdicts of these outcomes."""
         return [verdict for verdict in self.verdicts if verdict.outcome in outcomes]
 
     @property
-    def left_pairs(self) -> list[Pair]:
+    def left_pairs(self) -> list[ValuePair]:
         """Pairs of values that no layout has covered."""
         return sorted(self.coverage.pairs - self.coverage.covered, key=str)
 
@@ -114,7 +114,7 @@ class SearchResult:
         }  # fmt: skip
 
 
-def _rows(verdicts: list[Verdict]) -> list[dict[str, str]]:
+def _rows(verdicts: list[LayoutVerdict]) -> list[dict[str, str]]:
     return [{"layout": verdict.layout.name, "line": verdict.reason} for verdict in verdicts]
 
 
@@ -148,7 +148,7 @@ def _finding_lines(number: int, finding: SearchFinding) -> list[str]:
     return lines + [line for text in texts if text for line in wrapped(text, WIDTH, 5, 8)]
 
 
-def _reasons(head: str, verdicts: list[Verdict]) -> list[str]:
+def _reasons(head: str, verdicts: list[LayoutVerdict]) -> list[str]:
     """Lists reasons, each once, with the number of layouts and the first of them."""
     counts = Counter(verdict.reason for verdict in verdicts)
     first = {verdict.reason: verdict.layout.name for verdict in reversed(verdicts)}

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 from pardemo.script.search.axes import LAYOUT, SIZE, Axis, Point, Space, Value
 from pardemo.script.search.search_results import SearchFinding
-from pardemo.script.search.verdicts import Verdict
+from pardemo.script.search.verdicts import LayoutVerdict
 
 
-def shrink(finding: SearchFinding, space: Space, judge: Callable[[Point], Verdict]) -> None:
+def shrink(finding: SearchFinding, space: Space, judge: Callable[[Point], LayoutVerdict]) -> None:
     """Makes a finding's point as plain as it can be with the same finding; changes it step by step as it goes.
 
     First with one axis alone off the reference, then each value by itself, sizes first, until none can go: a form of

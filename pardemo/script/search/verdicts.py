@@ -38,7 +38,7 @@ class SeenFinding(NamedTuple):
 
 
 @dataclass
-class Verdict:
+class LayoutVerdict:
     """The result of running a layout beside the reference. ``reason``: in one line, of one that was not compared."""
 
     point: Point
@@ -50,7 +50,7 @@ class Verdict:
 
 
 class _Prepared(NamedTuple):
-    truth: Reference
+    reference: Reference
     options: RunOptions
     folder: str
 
@@ -62,12 +62,12 @@ class Verdicts:
     """
 
     def __init__(self, space: Space, options: RunOptions, folder: Path, until_s: float):
-        self.known: dict[tuple[Value, ...], Verdict] = {}
+        self.known: dict[tuple[Value, ...], LayoutVerdict] = {}
         self.failed: dict[tuple[Value, ...], str] = {}  # references that could not be run, with the reason
         self._space, self._options, self._folder = space, replace(options, until_s=until_s), folder
         self._references: dict[tuple[Value, ...], _Prepared] = {}
 
-    def verdict(self, point: Point) -> Verdict:
+    def verdict(self, point: Point) -> LayoutVerdict:
         """Returns the verdict on a legal point.
 
         Raises:
@@ -84,18 +84,18 @@ class Verdicts:
         right = [verdict for verdict in self.known.values() if verdict.outcome == ALIKE]
         along = {axis.name for axis in self._space.axes if axis.kind == LAYOUT}
 
-        def distance(verdict: Verdict) -> tuple[int, int, int]:
+        def distance(verdict: LayoutVerdict) -> tuple[int, int, int]:
             differing = [name for name, value in verdict.point.items() if value != point[name]]
             return sum(name not in along for name in differing), len(differing), -verdict.layout.ranks
 
         return min(right, key=distance).layout if right else None
 
-    def _run(self, point: Point) -> Verdict:
+    def _run(self, point: Point) -> LayoutVerdict:
         reference_point = self._space.reference_of(point)
-        verdict = Verdict(point, self._space.layout(point), self._space.layout(reference_point), REFUSED)
-        with tempfile.TemporaryDirectory(dir=self._folder, ignore_cleanup_errors=True) as folder, _quiet():
+        verdict = LayoutVerdict(point, self._space.layout(point), self._space.layout(reference_point), REFUSED)
+        with tempfile.TemporaryDirectory(dir=self._folder, ignore_cleanup_errors=True) as folder, _output_discarded():
             try:
-                truth, options, _ = self._reference(reference_point, verdict.reference)
+                reference, options, _ = self._reference(reference_point, verdict.reference)
             except ProveError as error:
                 return replace(verdict, reason=str(error))
             run = runs.run_layout(verdict.layout, options, Path(folder))
@@ -103,7 +103,7 @@ class Verdicts:
                 self._require_time()
             refused = run.raised and not any(Path(folder).glob("step*"))
             try:
-                compared = proof.compare_run(truth, run, options, Path(folder))
+                compared = proof.compare_run(reference, run, options, Path(folder))
             except ProveError as error:
                 refused = refused or not (run.error or run.steps)
                 return replace(verdict, outcome=REFUSED if refused else FAILED, reason=str(error))
@@ -115,7 +115,7 @@ class Verdicts:
             kinds = {row.module: row.kind for row in compared.model.rows} if compared.model else {}
             seen = [
                 SeenFinding(finding, kinds.get(finding.module, ""),
-                            None if options.sketched else evidence_of(finding, truth, run, compared))
+                            None if options.sketched else evidence_of(finding, reference, run, compared))
                 for finding in result.findings
             ]  # fmt: skip
             return replace(verdict, outcome=PARTED if seen else ALIKE, findings=seen)
@@ -127,13 +127,13 @@ class Verdicts:
         if key not in self._references:
             options, folder = replace(self._options, steps=int(point["steps"])), tempfile.mkdtemp(dir=self._folder)
             try:
-                truth, options, _ = proof.prepare_reference(layout, options, Path(folder))
+                reference, options, _ = proof.prepare_reference(layout, options, Path(folder))
             except ProveError as error:
                 shutil.rmtree(folder, ignore_errors=True)
                 self._require_time()
                 self.failed[key] = str(error)
                 raise
-            self._references[key] = _Prepared(truth, options, folder)
+            self._references[key] = _Prepared(reference, options, folder)
         prepared = self._references[key] = self._references.pop(key)  # the last one used stands last
         for old in [*self._references][:-KEPT]:
             shutil.rmtree(self._references.pop(old).folder, ignore_errors=True)
@@ -145,7 +145,7 @@ class Verdicts:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _output_discarded() -> Iterator[None]:
     """Keeps what ranks print from the screen, where the search's progress stands."""
     with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(nothing):
         yield

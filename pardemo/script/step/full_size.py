@@ -408,7 +408,7 @@ def _planned_deepspeed(
         models.find(question.model), samples, sequence, checkpointing=again == "full", engine=f"zero-{stage}",
         ranks=gpus, accumulation=min(2, micro_batches), clipping=settings["clipping"], zero=settings["zero"],
     )  # fmt: skip
-    with _quiet(), contextlib.redirect_stdout(sys.stderr):
+    with _warnings_off(), contextlib.redirect_stdout(sys.stderr):
         lines = Curve(job).estimate(Layout(micro_batch=samples, accumulation=micro_batches)).lines
     kinds: dict[str, float] = defaultdict(float)
     for name, nbytes in lines.items():
@@ -430,7 +430,8 @@ def _planned_deepspeed(
 
 
 @contextlib.contextmanager
-def _quiet() -> Any:
+def _warnings_off() -> Any:
+    """Turns warnings and logging below errors off within the block."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     with warnings.catch_warnings():

@@ -8,14 +8,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from pardemo.cluster import Cluster
-from pardemo.planner.hardware import FP32_TFLOPS, Gpu, gpu
+from pardemo.planner.hardware import ENDLESS, FP32_TFLOPS, Gpu, gpu
 from pardemo.planner.layouts.machines import ATTENTION, Machine
+from pardemo.planner.layouts.micro_batch import BACKWARD_PER_FORWARD
 from pardemo.planner.layouts.programs import Program
 from pardemo.script.runtime.collectives import Call
-from pardemo.script.step.layer_padding import BACKWARD_PER_FORWARD
+from pardemo.script.step import WARM_UP_STEPS
 from pardemo.script.step.operations import Operation, StepWork
 from pardemo.script.step.pace import PaceSettings
-from pardemo.script.step.rank_trace import WARM, RankTrace
+from pardemo.script.step.rank_trace import RankTrace
 from pardemo.script.step.simulation import ComputeTime, simulate_step
 from pardemo.script.step.summary import PacedStep, Summary
 
@@ -26,7 +27,6 @@ LAUNCH_S = 24e-6
 TILE_LOSS = Program("any").tile_loss
 #: TF32's rate of the datasheets, as a share of that of 16 bits.
 TF32 = 0.5
-ENDLESS = 1e30  # operations or bytes a second: takes no time
 
 
 def add_paced_step(pace: PaceSettings, summary: Summary, traces: Sequence[RankTrace]) -> None:
@@ -225,7 +225,8 @@ def gpu_rates(kinds: Collection[str], tf32: bool, machine: Machine) -> tuple[dic
 
 
 def _later(trace: RankTrace) -> set[tuple]:
-    return {_call_key(call) for call in trace.calls if call.step >= WARM} or {_call_key(call) for call in trace.calls}
+    measured = [call for call in trace.calls if call.step >= WARM_UP_STEPS]
+    return {_call_key(call) for call in measured or trace.calls}
 
 
 def _call_key(call: Call) -> tuple:

@@ -16,6 +16,7 @@ from pardemo.script.runtime.collectives import Call, Calls
 from pardemo.script.runtime.job import as_main, in_job
 from pardemo.script.runtime.launch_lines import Launch
 from pardemo.script.runtime.steps import StepEnd, Steps
+from pardemo.script.step import WARM_UP_STEPS
 from pardemo.script.step.dtensor_traffic import DTensors
 from pardemo.script.step.layer_padding import LayerPadding, PaddedTimes
 from pardemo.script.step.megatron_traffic import Megatron
@@ -26,10 +27,8 @@ from pardemo.script.step.script_memory import ScriptMemoryMeter
 from pardemo.script.step.shapes import Shapes
 from pardemo.script.step.trained_model import Trained
 
-#: Steps before those that are measured: in the first an optimizer makes its states, in the second DDP its buckets anew
-#: while memory is followed, and with the third's backward pass nothing is followed any more but collectives.
+#: The step before which memory is followed; see :data:`pardemo.script.step.WARM_UP_STEPS`.
 MEMORY_STEP = 2
-WARM = 3
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ class _ScriptFollower:
     """Follows a script's steps and collectives, and in its first steps its memory, tensor by tensor."""
 
     def __init__(self, program: RecordedProgram, rank: int, port: int):
-        self._rank, self._ports, self._enough = rank, {port}, WARM + program.steps
+        self._rank, self._ports, self._enough = rank, {port}, WARM_UP_STEPS + program.steps
         self._wire = kernel_counts()
         self._sites = CallSites()
         self._shapes = Shapes(self._sites, lambda: self._steps.number, DTensors, Megatron)
@@ -128,7 +127,7 @@ class _ScriptFollower:
             self._following.enter_context(self._held)
             self._following.enter_context(self._trained)
             ended = self._calls.to_the_end(script)
-        parallelisms = with_traffic(self._parallelisms, self._shapes, WARM, self._held.vocabularies)
+        parallelisms = with_traffic(self._parallelisms, self._shapes, WARM_UP_STEPS, self._held.vocabularies)
         return RankTrace(
             self._rank, ended, self._steps.cuts, self._calls.list, self._calls.waits, parallelisms, self._model,
             notes, self._memory or _memory(self._held), self._wire and "nccl" not in self._backend,
@@ -145,7 +144,7 @@ class _ScriptFollower:
             self._memory = _memory(self._held)
             if self._work is not None:
                 self._step_work = self._work.step(self._sites.roots)
-        elif number in (WARM, self._enough):  # a script that ends by itself takes its groups down before
+        elif number in (WARM_UP_STEPS, self._enough):  # a script that ends by itself takes its groups down before
             self._look()
 
     def _on_backward(self) -> None:

@@ -100,7 +100,7 @@ class _Simulation:
         if self._communicate_s(call) is None:
             rank.collectives.append(CollectiveInFlight(call, end_s=0.0))
             return
-        collective = self._collectives.setdefault((call.group, call.ranks, call.number), CollectiveInFlight(call))
+        collective = self._collectives.setdefault(call.key, CollectiveInFlight(call))
         rank.cpu_s += self._launch_s
         sends = rank.ended[event.operations - 1] if event.operations else 0.0
         collective.ready[rank.rank] = max([rank.cpu_s, sends, *(earlier.end_s or 0.0 for earlier in awaited)])

@@ -9,9 +9,10 @@ from typing import Any
 from pardemo.meters.timeline import Span, covered_s
 from pardemo.script.runtime.call_sites import CONTEXT, CallSite
 from pardemo.script.runtime.collectives import Call
+from pardemo.script.step import WARM_UP_STEPS
 from pardemo.script.step.group_kinds import groups_by_kind
 from pardemo.script.step.parallelism import CutOptions, Fsdp2Options, Parallelism
-from pardemo.script.step.rank_trace import WARM, RankTrace
+from pardemo.script.step.rank_trace import RankTrace
 from pardemo.script.words import count_text
 
 
@@ -151,9 +152,9 @@ def summarize(traces: Sequence[RankTrace]) -> Summary:
     """
     counts = [len(trace.cuts) for trace in traces]
     last = min(counts)
-    if last <= WARM:
+    if last <= WARM_UP_STEPS:
         raise ValueError(_too_few(traces, last))
-    steps = range(WARM, last)
+    steps = range(WARM_UP_STEPS, last)
     begun = last_begun(traces)
     fullest = max(traces, key=lambda rank: rank.memory.peak_bytes)
     wire = [
@@ -181,7 +182,8 @@ def summarize(traces: Sequence[RankTrace]) -> Summary:
 
 def _too_few(traces: Sequence[RankTrace], cuts: int) -> str:
     if cuts:
-        return f"the script ended after {count_text(cuts, 'step')}: {WARM} warm it up, and one more has to be there"
+        there = f"the script ended after {count_text(cuts, 'step')}"
+        return f"{there}: {WARM_UP_STEPS} warm it up, and one more has to be there"
     none = "the script ended without a step of an optimizer after a backward pass: there is no step to measure"
     if started := next((trace.started for trace in traces if trace.started), ()):
         none += f". It started processes of its own, which are not followed ({started[0]}): measure what they run"
@@ -225,7 +227,7 @@ def _rows(traces: Sequence[RankTrace], steps: range) -> list[CollectiveRow]:
     for trace in traces:
         for call in trace.calls:
             if call.kind != "receive":
-                sent_by[call.group, call.ranks, call.number][trace.rank] = call.sent
+                sent_by[call.key][trace.rank] = call.sent
     kept: dict[tuple, list[Call]] = defaultdict(list)
     for trace in traces:
         for call in trace.calls:
@@ -236,7 +238,7 @@ def _rows(traces: Sequence[RankTrace], steps: range) -> list[CollectiveRow]:
         number = statistics.median(sum(call.step == step for call in calls) for step in steps)
         sums: dict[int, dict[int, float]] = defaultdict(lambda: dict.fromkeys(steps, 0.0))
         for call in calls:
-            for rank, nbytes in sent_by[call.group, call.ranks, call.number].items():
+            for rank, nbytes in sent_by[call.key].items():
                 sums[rank][call.step] += nbytes
         medians = {rank: typical(list(by_step.values())) for rank, by_step in sums.items()}
         most = max(medians, key=lambda rank: (medians[rank], -rank))
@@ -256,7 +258,7 @@ def last_begun(traces: Sequence[RankTrace]) -> dict[tuple[str, tuple[int, ...], 
     for trace in traces:
         for call in trace.calls:
             if call.kind != "receive":
-                key = call.group, call.ranks, call.number
+                key = call.key
                 begun[key] = max(begun.get(key, 0.0), call.begin_s)
     return begun
 
@@ -302,7 +304,7 @@ def waiting_spans(
     """
     waits = []
     for call in calls:
-        last_s = begun.get((call.group, call.ranks, call.number), 0.0)
+        last_s = begun.get(call.key, 0.0)
         if call.kind == "receive":
             waits += [(max(begin, call.begin_s), min(end, last_s)) for begin, end in stood]
         else:

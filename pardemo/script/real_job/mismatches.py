@@ -1,4 +1,4 @@
-"""Finds the first call of a job that parts from its rehearsal, and calls that nobody predicted."""
+"""Finds the first call of a job that differs from its rehearsal, and calls that nobody predicted."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -8,20 +8,21 @@ from typing import Any, NamedTuple
 
 from pardemo.script.hangs.journal import LoggedCall
 from pardemo.script.hangs.standstill import call_text
-from pardemo.script.job_files.records import JobCall, RankRecord
+from pardemo.script.job_files.records import JobCall, JobRankRecord
 from pardemo.script.real_job.rehearsal import Rehearsal
 from pardemo.script.real_job.roles import UNKNOWN, Role, counterparts, role_of, role_text
 from pardemo.script.real_job.sequences import Alignment, Edit, Expected, align, new_calls, same_kind, same_size
 
 
 @dataclass(frozen=True)
-class Parting:
-    """A call that parts from the rehearsal, and what stood there.
+class CallMismatch:
+    """A call of a job that differs from the rehearsal's call at the same place.
 
     Args:
-        number: of the call among the rank's of its role, in the file. call: None where the job has left one out.
-        expected: the rehearsal's; None where it has none there. repeats: only the number of repeats differs.
-        beside: the rank of the rehearsal that it was held against. begin_s: when, by the rank's clock.
+        role: the call's process group in words. number: of the call among the rank's calls of that role, in the file.
+        call: the job's; None where the job leaves one out. expected: the rehearsal's; None where it has none there.
+        beside: the rank of the rehearsal that the rank was compared with. begin_s: when, by the rank's clock.
+        repeats: whether only the number of repeats differs.
     """
 
     rank: int
@@ -34,14 +35,14 @@ class Parting:
     repeats: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        """Returns it for JSON, with the calls' fields."""
+        """Returns the mismatch for JSON, with the fields of both calls."""
         return vars(self) | {name: call and vars(call) for name, call in (("call", self.call),
                                                                           ("expected", self.expected))}  # fmt: skip
 
 
 @dataclass
-class Traffic:
-    """Calls of one kind, role and line that are in one of both alone; ``ranks`` that have them; bytes of all ranks."""
+class CallCount:
+    """The calls of one kind, role and line that only the job or only the rehearsal has; ``nbytes``: of all ranks."""
 
     calls: int = 0
     nbytes: int = 0
@@ -55,35 +56,41 @@ class Traffic:
 
 
 @dataclass
-class Partings:
-    """The differences between ranks' calls, of one kind of file, and the rehearsal's.
+class JobMismatches:
+    """The differences between a job's calls, as one kind of file has them, and the rehearsal's.
 
     Args:
-        compared: roles that both have. first: by rank its first parting. more, fewer: calls of the job, and of the
-            rehearsal, that the other does not have, by kind, role and line; of ``more`` without ``--same-size`` those
-            of kinds and orders that are new. unknown: calls of groups whose ranks the files do not say.
+        compared: roles that both have. first: the first mismatch of each rank that has one.
+        more, fewer: calls that only the job has, and only the rehearsal, by kind, role and line. Without
+            ``--same-size`` the former are only those whose kind, or place behind another kind, is new.
+        calls: how many the files have. unknown: calls of groups whose ranks the files do not say.
     """
 
     compared: list[str]
-    first: dict[int, Parting]
-    more: dict[tuple[str, str, str], Traffic]
-    fewer: dict[tuple[str, str, str], Traffic]
+    first: dict[int, CallMismatch]
+    more: dict[tuple[str, str, str], CallCount]
+    fewer: dict[tuple[str, str, str], CallCount]
     calls: int
     unknown: int
 
     @property
-    def parts(self) -> list[Parting]:
-        """Returns the partings that are no repeats, the earliest first."""
-        return sorted((each for each in self.first.values() if not each.repeats), key=lambda parting: parting.begin_s)
+    def differing(self) -> list[CallMismatch]:
+        """Returns the mismatches in more than the number of repeats, the earliest first."""
+        return sorted((each for each in self.first.values() if not each.repeats), key=lambda mismatch: mismatch.begin_s)
 
 
-def find_partings(records: Mapping[int, RankRecord], rehearsal: Rehearsal, sizes: bool, numbered: bool) -> Partings:
-    """Compares each rank's calls with the rehearsal's, role by role; ``sizes``: with bytes and dtypes.
+def find_mismatches(
+    records: Mapping[int, JobRankRecord], rehearsal: Rehearsal, sizes: bool, numbered: bool
+) -> JobMismatches:
+    """Compares each rank's calls with the rehearsal's, role by role.
 
-    ``numbered``: whether a call's number says how many came before it in its group, as a flight recorder's does.
+    Where the job has as many ranks as the rehearsal, each rank is compared with the same rank; else with the one that
+    it differs least from, and of several such with the one whose messages go the same ways. A call without a line gets
+    the rehearsal's.
 
-    A rank of a job of as many ranks is held against its own; of another job against the one that it differs least from,
-    and of several such against the one whose messages go the same ways. A call without a line gets the rehearsal's.
+    Args:
+        sizes: whether bytes and dtypes are compared, too.
+        numbered: whether a call's number says how many came before it in its group, as a flight recorder's does.
     """
     world = max([record.world for record in records.values()] + [1 + max(records)])
     by_rank = {rank: _by_role(record.calls, world) for rank, record in records.items()}
@@ -93,10 +100,12 @@ def find_partings(records: Mapping[int, RankRecord], rehearsal: Rehearsal, sizes
     pairs = counterparts((role for roles in by_rank.values() for role in roles), rehearsed)
     names = {role_of("", ranks, rehearsal.ranks): name for ranks, name in rehearsal.groups.items()}
     title = partial(role_text, names={ours: names[role] for ours, role in pairs.items() if role in names})
-    made = Partings(sorted(map(title, pairs)), {}, {}, {}, sum(len(record.calls) for record in records.values()), 0)
+    result = JobMismatches(
+        sorted(map(title, pairs)), {}, {}, {}, sum(len(record.calls) for record in records.values()), 0
+    )
     known: dict[tuple, _Compared] = {}  # ranks mostly do the same
     for rank, roles in sorted(by_rank.items()):
-        made.unknown += len(roles.pop(UNKNOWN, []))
+        result.unknown += len(roles.pop(UNKNOWN, []))
         compared = {
             beside: {
                 role: _compared(calls, beside, pairs.get(role, UNKNOWN), theirs[beside], sizes, numbered, known)
@@ -109,8 +118,8 @@ def find_partings(records: Mapping[int, RankRecord], rehearsal: Rehearsal, sizes
                  for beside, of_roles in compared.items()}  # fmt: skip
         beside = min(costs, key=lambda other: costs[other])
         for role, of_role in compared[beside].items():
-            _note(made, rank, beside, title(role), roles[role], of_role, sizes, numbered)
-    return made
+            _note(result, rank, beside, title(role), roles[role], of_role, sizes, numbered)
+    return result
 
 
 def _by_role(calls: list[Any], world: int) -> dict[Role, list[Any]]:
@@ -122,10 +131,10 @@ def _by_role(calls: list[Any], world: int) -> dict[Role, list[Any]]:
 
 
 class _Compared(NamedTuple):
-    """How a rank's calls of one role compare with those of a rehearsed rank.
+    """The result of comparing a rank's calls of one role with those of a rehearsed rank.
 
-    ``new``: calls of kinds and orders that are new there, where bytes do not count. ``turned``: how many messages go to
-    a higher rank where the rehearsal's go to a lower one, or the other way round.
+    ``new``: calls whose kind, or place behind another kind, is new, where bytes do not count. ``turned``: how many
+    messages go to a higher rank where the rehearsal's go to a lower one, or the other way round.
     """
 
     expected: Expected
@@ -137,7 +146,7 @@ class _Compared(NamedTuple):
 def _compared(
     calls: list[JobCall], beside: int, role: Role, theirs: Any, sizes: bool, numbered: bool, known: dict[tuple, Any]
 ) -> _Compared:
-    """Aligns calls with those of a rehearsed rank, before its measured steps and in them."""
+    """Aligns calls with those of a rehearsed rank, of the steps before the measured ones and of these."""
     start = numbered and not any(call.number for call in calls[:1])
     likeness = tuple((call.kind, _upward(call), *((call.nbytes, call.dtype) if sizes else ())) for call in calls)
     if (key := (beside, role, start, likeness)) not in known:
@@ -156,10 +165,10 @@ def _upward(call: LoggedCall) -> bool:
 
 
 def _note(
-    partings: Partings, rank: int, beside: int, role: str, calls: list[JobCall], compared: _Compared, sizes: bool,
+    result: JobMismatches, rank: int, beside: int, role: str, calls: list[JobCall], compared: _Compared, sizes: bool,
     numbered: bool,
 ) -> None:  # fmt: skip
-    """Notes what a rank's calls of one role have in another way than the rehearsal."""
+    """Adds to ``result`` where a rank's calls of one role differ from the rehearsal's."""
     expected, (places, edits, _), new, _ = compared
     for call, place in zip(calls, places, strict=True):
         there = expected[place]
@@ -172,26 +181,26 @@ def _note(
         near = (each for each in edits if each.at <= new[0] < each.at + max(each.more, 1))
         edit = next(near, Edit(new[0], -1, 1, 0))
     at = max([edit.at, *new[:1]]) if edit.more else edit.at
-    parting = Parting(
+    mismatch = CallMismatch(
         rank, role, at, calls[at] if edit.more else None, expected[edit.position], beside,
         calls[min(at, len(calls) - 1)].begin_s, repeats=not sizes and not new,
     )  # fmt: skip
-    earlier = partings.first.get(rank)
-    if earlier is None or (parting.repeats, parting.begin_s) < (earlier.repeats, earlier.begin_s):
-        partings.first[rank] = parting
+    earlier = result.first.get(rank)
+    if earlier is None or (mismatch.repeats, mismatch.begin_s) < (earlier.repeats, earlier.begin_s):
+        result.first[rank] = mismatch
     different = [number for each in edits for number in range(each.at, each.at + each.more)]
     for number in different if sizes else [number for number in new if places[number] < 0]:
-        partings.more.setdefault((calls[number].kind, role, calls[number].line), Traffic()).add(rank, calls[number])
+        result.more.setdefault((calls[number].kind, role, calls[number].line), CallCount()).add(rank, calls[number])
     for each in edits if sizes else [edit] * bool(new):
         for place in range(each.position, each.position + each.fewer):
             if (absent := expected[place]) is not None:
-                partings.fewer.setdefault((absent.kind, role, absent.line), Traffic()).add(rank, absent)
+                result.fewer.setdefault((absent.kind, role, absent.line), CallCount()).add(rank, absent)
 
 
-def parting_text(parting: Parting) -> str:
-    """Says where a rank parts from the rehearsal: what it calls, and what the rehearsal has there, with both lines."""
-    does = f"calls {call_text(parting.call)}" if parting.call else "leaves out a call"
-    if parting.expected is None:
-        return f"rank {parting.rank} {does}, which the rehearsal does not have"
-    there = f"the rehearsal's rank {parting.beside} has {call_text(parting.expected)}"
-    return f"rank {parting.rank} {does}, where {there}"
+def mismatch_text(mismatch: CallMismatch) -> str:
+    """Describes a mismatch: what the rank calls, and what the rehearsal has there, with both lines."""
+    does = f"calls {call_text(mismatch.call)}" if mismatch.call else "leaves out a call"
+    if mismatch.expected is None:
+        return f"rank {mismatch.rank} {does}, which the rehearsal does not have"
+    there = f"the rehearsal's rank {mismatch.beside} has {call_text(mismatch.expected)}"
+    return f"rank {mismatch.rank} {does}, where {there}"

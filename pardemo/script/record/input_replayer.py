@@ -1,4 +1,4 @@
-"""Feeds a rank its share of recorded inputs in place of what its script would train on."""
+"""Replays recorded inputs: replaces what a rank's script would train on by the rank's share of them."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,7 @@ import torch
 from pardemo import compat
 from pardemo.script.record.input_follower import BatchPosition, InputFollower, leaves_of
 from pardemo.script.record.model_outputs import samples_name
-from pardemo.script.record.rank_record import FedInputs, digest, project_rows
+from pardemo.script.record.rank_record import ReplayReport, digest, project_rows
 from pardemo.script.record.recorded_inputs import (
     BATCH,
     CALL,
@@ -34,20 +34,20 @@ from pardemo.script.record.recorded_rows import (
 from pardemo.script.record.recorder import Recorder
 from pardemo.script.words import count_text
 
-#: Relative difference up to which scores are those of the same row in another layout, whatever type they are in.
-ALIKE = 0.05
-#: Elements up to which all rows are compared with all recorded ones.
+#: Relative difference up to which scores belong to the same row in another layout, whatever their dtype.
+SCORE_TOLERANCE = 0.05
+#: Most elements of a comparison of all rows with all recorded rows.
 _MOST = 50_000_000
 
 
-class InputFeeder(InputFollower):
-    """Feeds a rank recorded inputs.
+class InputReplayer(InputFollower):
+    """Replaces a rank's inputs by recorded ones.
 
-    The global batch is cut into equal parts over the data-parallel ranks, and these into micro-batches, in order. Where
-    a micro-batch's own samples are recorded ones, whichever they are, it keeps them, and all that is computed of them.
+    The global batch is cut into equal parts over the data-parallel ranks, and these into micro-batches, in order. A
+    micro-batch whose samples are recorded ones already keeps them, whichever they are, and what is computed from them.
 
     Args:
-        sizes: of the layout: ``ranks``, ``dp``, ``tp``, ``cp`` and others.
+        sizes: the layout's sizes by name: ``ranks``, ``dp``, ``tp``, ``cp`` and others.
     """
 
     def __init__(self, recorder: Recorder, recorded: RecordedInputs, sizes: Mapping[str, int]):
@@ -57,7 +57,7 @@ class InputFeeder(InputFollower):
         self._cut = recorder.rank // sizes.get("tp", 1) % self._cuts
         self._sizes = {1, *sizes.values()}
         self._read: tuple[int, RecordedStep | None] = (-1, None)
-        self._times: Counter[str] = Counter()  # how often a slot was met in this step
+        self._times: Counter[str] = Counter()  # how often a slot was seen in this step
         self._micro: SampleRows | None = None
         self._known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # what a tensor of the script's is replaced by
         self._contents: dict[str, torch.Tensor] = {}  # by the tensor's hash
@@ -66,12 +66,12 @@ class InputFeeder(InputFollower):
     # --- samples
 
     def called(self, position: BatchPosition, call: str, given: dict[str, Any]) -> dict[str, Any]:
-        return self._feed(position, f"{CALL}/{call}", given, begins=call.rpartition(".")[2] == "0")
+        return self._replay(position, f"{CALL}/{call}", given, begins=call.rpartition(".")[2] == "0")
 
     def batch(self, position: BatchPosition, given: dict[str, Any]) -> dict[str, Any]:
-        return self._feed(position, BATCH, given, begins=True)
+        return self._replay(position, BATCH, given, begins=True)
 
-    def _feed(self, position: BatchPosition, kind: str, given: dict[str, Any], begins: bool) -> dict[str, Any]:
+    def _replay(self, position: BatchPosition, kind: str, given: dict[str, Any], begins: bool) -> dict[str, Any]:
         step, name = self._step(position.step), samples_name(given)
         local = given.get(name)
         if step is None or type(local) is not torch.Tensor or local.requires_grad:  # as activations do
@@ -80,7 +80,7 @@ class InputFeeder(InputFollower):
             self._drawn.clear()
         if begins:
             self._micro = self._begin(step, kind, name, given)
-        if self._micro is None or not self._micro.fed:
+        if self._micro is None or not self._micro.replaced:
             return given
         if begins:
             self.recorder.current.step.draws.clear()  # whatever was drawn for samples is not trained on
@@ -92,7 +92,7 @@ class InputFeeder(InputFollower):
             elif type(leaf) is torch.Tensor and not leaf.requires_grad:
                 new = self._share(position, parts, leaf)
                 if new is None:
-                    self._report.unreplaced[f"{caller}, {name}"] = f"a tensor {list(leaf.shape)}"
+                    self._report.without_counterpart[f"{caller}, {name}"] = f"a tensor {list(leaf.shape)}"
                 else:
                     changed[name] = self._replaced(leaf, new)
         return given | changed
@@ -100,7 +100,7 @@ class InputFeeder(InputFollower):
     def _begin(self, step: RecordedStep, kind: str, name: str, given: dict[str, Any]) -> SampleRows | None:
         total, count = sum(map(len, step.parts(f"{kind}/{name}"))), len(given[name])
         if not total:
-            self._report.unreplaced["the model's call"] = "other arguments than in the recorded layout"
+            self._report.without_counterpart["the model's call"] = "other arguments than in the recorded layout"
             return None
         ways = list(self._ways(total, count, self._times[kind]))
         self._times[kind] += 1
@@ -108,8 +108,8 @@ class InputFeeder(InputFollower):
         for positions in [*known, *guessed] if count else []:
             rows = self._own_rows(step, kind, name, total, ways, given, positions)
             if rows is not None:
-                self._report.kept += 1
-                self._report.elsewhere += not ways or not torch.equal(rows, ways[0])
+                self._report.already_recorded += 1
+                self._report.other_rows += not ways or not torch.equal(rows, ways[0])
                 return SampleRows(rows, total, False, positions)
         if not ways:
             raise ValueError(
@@ -121,16 +121,16 @@ class InputFeeder(InputFollower):
                 f"nothing says which tokens of a sample each of {self._cuts} context-parallel ranks has: give the "
                 "model position_ids"
             )
-        self._report.fed += 1
+        self._report.replayed += 1
         return SampleRows(ways[0], total, True, known[0])
 
     def _positions(
         self, samples: torch.Tensor, given: dict[str, Any]
     ) -> tuple[list[torch.Tensor | None], list[torch.Tensor]]:
-        """Returns the positions that a rank's part of each sample has by its arguments, and those that it may have.
+        """Returns which positions of each sample a rank's tokens have, by the model's arguments, and guesses of these.
 
-        The former are None where a rank has whole samples; the latter are a block, or two as in a zigzag. Positions
-        that are others in each sample, or begin anew in it, do not say where the tokens are.
+        The former are [None] where ranks have complete samples. The guesses are a block, and two blocks as in a zigzag.
+        Positions that differ between samples, or restart within a sample, do not say where the tokens are.
         """
         if self._cuts == 1:
             return [None], []
@@ -148,9 +148,9 @@ class InputFeeder(InputFollower):
         self, step: RecordedStep, kind: str, samples: str, total: int, ways: list[torch.Tensor], given: dict[str, Any],
         positions: torch.Tensor | None,
     ) -> torch.Tensor | None:  # fmt: skip
-        """Finds which recorded rows the script's own arguments are, up to padding; None unless all are recorded ones.
+        """Finds which recorded rows equal the script's arguments, up to padding; None unless all arguments do.
 
-        They are in all tensors of whole numbers, which say more than the first: answers beside prompts.
+        All tensors of whole numbers are compared: the first may have equal prompts, and the others the answers to them.
         """
         same = torch.ones(len(given[samples]), total, dtype=torch.bool)
         for name, leaf in given.items():
@@ -175,7 +175,7 @@ class InputFeeder(InputFollower):
         return torch.tensor(rows)
 
     def _ways(self, total: int, count: int, micro: int) -> Iterator[torch.Tensor]:
-        """Lists which of all rows a micro-batch of so many may have: a block, or each rank every other row."""
+        """Lists the rows that a micro-batch of ``count`` rows may have: a block, or every n-th row on n ranks."""
         passes, rest = divmod(total, self._replicas * count) if count else (0, 0)
         if passes and not rest:
             begin, rows = micro % passes * count, torch.arange(total)
@@ -184,9 +184,9 @@ class InputFeeder(InputFollower):
                 yield rows.view(-1, self._replicas)[:, self._replica][begin : begin + count]
 
     @property
-    def _report(self) -> FedInputs:
-        reports, step = self.recorder.fed, self._place().step
-        reports += [FedInputs() for _ in range(len(reports), step + 1)]
+    def _report(self) -> ReplayReport:
+        reports, step = self.recorder.replays, self._place().step
+        reports += [ReplayReport() for _ in range(len(reports), step + 1)]
         return reports[step]
 
     def _step(self, number: int) -> RecordedStep | None:
@@ -202,14 +202,14 @@ class InputFeeder(InputFollower):
         return new
 
     def _share(self, position: BatchPosition, parts: list[torch.Tensor], local: torch.Tensor) -> torch.Tensor | None:
-        """Returns the part of a recorded tensor that takes the place of one of the script's; None where none does."""
+        """Returns the part of a recorded tensor that replaces a tensor of the script's; None where no part does."""
         micro = self._micro
         if micro is None or not parts or any(part.dim() != local.dim() for part in parts):
             return None
         if all(part.shape == local.shape and torch.equal(part.to(local.dtype), local) for part in parts):
             return local  # a constant
         count, share = len(micro.rows), micro.total // self._replicas
-        if micro.fed and local.dim() and len(local) * 2 == count and sum(map(len, parts)) * 2 == micro.total:
+        if micro.replaced and local.dim() and len(local) * 2 == count and sum(map(len, parts)) * 2 == micro.total:
             self._refuse_pairs(position)
         parts = once_for_each_replica(parts, self._recorded.replicas)
         # of each sample, along the first or the second axis; where both may be, as many there as were recorded
@@ -229,39 +229,39 @@ class InputFeeder(InputFollower):
 
     # --- the loss
 
-    def seen(self, tensor: Any) -> Any:
+    def before_view(self, tensor: Any) -> Any:
         return self._known[id(tensor)][1] if id(tensor) in self._known else tensor
 
-    def viewed(self, args: Any, result: Any) -> Any:
+    def after_view(self, args: Any, result: Any) -> Any:
         if any(id(leaf) in self._known for _, leaf in leaves_of(args)):
             for _, leaf in leaves_of(result):
                 if isinstance(leaf, torch.Tensor):
                     self._replaced(leaf, leaf)
         return result
 
-    def beside(self, position: BatchPosition, slot: str, tensor: torch.Tensor) -> torch.Tensor:
+    def loss_input(self, position: BatchPosition, slot: str, tensor: torch.Tensor) -> torch.Tensor:
         step, micro = self._step(position.step), self._micro
         if id(tensor) in self._known:
             return self._known[id(tensor)][1]
         if step is None or micro is None:
             return tensor
         new = self._share(position, step.parts(f"{LOSS}/{slot}"), tensor)
-        if micro.fed:
+        if micro.replaced:
             new = self._contents.get(digest(tensor)) if new is None else new  # as where a layout takes another line
             if new is None:
-                self._report.unreplaced[position.text] = f"a tensor {list(tensor.shape)}"
+                self._report.without_counterpart[position.text] = f"a tensor {list(tensor.shape)}"
                 return tensor
-            self._report.beside.add(position.text)
+            self._report.loss_inputs.add(position.text)
             return self._replaced(tensor, new)
         if new is not None and new.shape == tensor.shape and tensor.is_floating_point():
             off = float((tensor - new).abs().max()) / (float(new.abs().max()) or 1.0) if new.numel() else 0.0
             if off > 1e-3:
-                self._report.apart.setdefault(position.text, f"{off:.2g}")
+                self._report.differing.setdefault(position.text, f"{off:.2g}")
         return tensor
 
-    def parted(self, position: BatchPosition, given: dict[str, Any], result: Any) -> None:
+    def output_split(self, position: BatchPosition, given: dict[str, Any], result: Any) -> None:
         micro = self._micro
-        if micro is None or not micro.fed:
+        if micro is None or not micro.replaced:
             return
         rows = {len(leaf) for leaf in given.values() if isinstance(leaf, torch.Tensor) and leaf.dim()}
         halves = {len(leaf) * 2 for _, leaf in leaves_of(result) if isinstance(leaf, torch.Tensor) and leaf.dim()}
@@ -276,13 +276,13 @@ class InputFeeder(InputFollower):
 
     def number(self, position: BatchPosition, slot: str, value: float) -> None:
         step, micro = self._step(position.step), self._micro
-        if step is not None and micro is not None and micro.fed:
+        if step is not None and micro is not None and micro.replaced:
             self._compare_number(position.text, value, step.parts(f"{NUMBER}/{slot}"))
 
     def _compare_number(self, text: str, value: float, recorded: list[torch.Tensor]) -> None:
-        """Notes a number that is neither a recorded one nor a multiple of it by the layout's sizes."""
+        """Reports a number that is neither a recorded one nor its multiple, or fraction, by sizes of the layout."""
         micro, parts = self._micro, [float(part) for part in recorded if not part.dim()]
-        if micro is None or text in self._report.unreplaced:
+        if micro is None or text in self._report.without_counterpart:
             return
         passes = micro.total // (self._replicas * len(micro.rows))
         sizes = self._sizes | {passes, len(parts) or 1}
@@ -291,7 +291,7 @@ class InputFeeder(InputFollower):
         wanted = parts or [1.0]  # what only this layout has may be one of its sizes
         if not any(abs(value - part * ratio) <= 1e-6 * abs(value) for part in wanted for ratio in ratios):
             there = f", and {parts[0]:.6g} was recorded" if parts else ""
-            self._report.unreplaced[text] = f"the number {value:.6g}{there}"
+            self._report.without_counterpart[text] = f"the number {value:.6g}{there}"
 
     def _end_micro_batch(self) -> None:
         super()._end_micro_batch()
@@ -307,7 +307,7 @@ class InputFeeder(InputFollower):
         if compat.graph_task() == -1:  # else the same is computed again, last layers first
             new = self._recorded_draw(position, f"{DRAW}/{slot}", result, weights)
             if new is None:
-                self._report.left[position.text] = "random numbers"
+                self._report.not_replayed[position.text] = "random numbers"
                 return result
             self._report.draws.add(position.text)
             self._drawn[key] = new.to(result.dtype)
@@ -319,10 +319,11 @@ class InputFeeder(InputFollower):
     def _recorded_draw(
         self, position: BatchPosition, slot: str, result: torch.Tensor, weights: torch.Tensor | None
     ) -> torch.Tensor | None:
-        """Returns the recorded random numbers of a rank's samples; None where it is not known which these are.
+        """Returns the recorded random numbers of a rank's samples; None where it is unknown which these are.
 
-        From the model's call on they are its micro-batch's. Before it they are a block, or every other row where the
-        weights say that; numbers that are not of each sample are recorded ones where all of these are alike.
+        Behind the model's call they are those of its micro-batch. Before it they are a block of rows, or every n-th row
+        where the weights are nearer to that. Numbers that do not belong to samples are replayed where all recorded
+        ones are equal.
         """
         step = self._step(position.step)
         parts, scores = (step.parts(slot), step.parts(f"{slot}{SCORES}")) if step is not None else ([], [])
@@ -341,7 +342,7 @@ class InputFeeder(InputFollower):
         self._times[slot] += 1
         if best is None and all(torch.equal(part, parts[0]) and part.shape == result.shape for part in parts):
             return parts[0]
-        return None if best is None or best[0] > ALIKE else best[1]
+        return None if best is None or best[0] > SCORE_TOLERANCE else best[1]
 
     def routed(self, position: BatchPosition, slot: str, scores: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         step, micro = self._step(position.step), self._micro
@@ -356,8 +357,8 @@ class InputFeeder(InputFollower):
             new = take_rows(parts, rows)
             if new is not None and new.shape == chosen.shape and (best is None or off < best[0]):
                 best = off, new
-        if best is None or best[0] > ALIKE:
-            self._report.left[position.text] = "routes"
+        if best is None or best[0] > SCORE_TOLERANCE:
+            self._report.not_replayed[position.text] = "routes"
             return chosen
         others = int((best[1].sort(-1)[0] != chosen.sort(-1)[0]).any(-1).sum())
         before, rows_before = self._report.routes.get(position.text, (0, 0))
