@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 import torch
 
 from pardemo.meters.tensors import tensors_in
-from pardemo.planner.layouts.micro_batch import BACKWARD_PER_FORWARD
 from pardemo.script.runtime.call_sites import without_wrappers
 from pardemo.script.runtime.hooks import Hooks
 from pardemo.script.step.operations import equal_layers
+
+#: Time of a backward pass relative to its forward: two products for each one. (The planner's own is not loaded here.)
+BACKWARD_PER_FORWARD = 2
 
 
 class PaddedTimes(NamedTuple):

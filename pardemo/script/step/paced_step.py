@@ -10,10 +10,10 @@ from dataclasses import replace
 from pardemo.cluster import Cluster
 from pardemo.planner.hardware import ENDLESS, FP32_TFLOPS, Gpu, gpu
 from pardemo.planner.layouts.machines import ATTENTION, Machine
-from pardemo.planner.layouts.micro_batch import BACKWARD_PER_FORWARD
 from pardemo.planner.layouts.programs import Program
 from pardemo.script.runtime.collectives import Call
 from pardemo.script.step import WARM_UP_STEPS
+from pardemo.script.step.layer_padding import BACKWARD_PER_FORWARD
 from pardemo.script.step.operations import Operation, StepWork
 from pardemo.script.step.pace import PaceSettings
 from pardemo.script.step.rank_trace import RankTrace

@@ -25,7 +25,8 @@ TEMPLATES = Path(__file__).resolve().parent
 #: Of the package, what the planner of layouts imports; all of it loads without a library.
 MODULES = (
     "__init__.py", "argument_checks.py", "project.py", "extras.py", "tables.py", "planner/__init__.py",
-    "planner/hardware.py", "planner/rates.py", "planner/gpus.csv", "planner/profile.py", "planner/estimate.py",
+    "planner/divisors.py", "planner/hardware.py", "planner/rates.py", "planner/gpus.csv", "planner/profile.py",
+    "planner/estimate.py",
     "formulas/__init__.py",
     "formulas/tensor_parallel.py",
     "peers/__init__.py", "peers/accelerate/__init__.py", "peers/accelerate/job_settings.py",
