@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pardemo.draw import palette
 from pardemo.draw.charts import bar_chart, key, lanes, words
 from pardemo.draw.style import COLOURS, Picture, new, save
+from pardemo.meters.timeline import Span, covered_s
 from pardemo.meters.trace import Bar
 
 _PHASES = {"data": palette.OTHER, "forward": "forward", "backward": "backward", "optimizer": "optimizer states"}
@@ -121,11 +122,7 @@ def _without(bar: Bar, others: Sequence[Bar]) -> list[Bar]:
 
 def _open_s(bars: Iterable[Bar]) -> float:
     """For how long at least one of the bars is open."""
-    total, last = 0.0, float("-inf")
-    for bar in sorted(bars, key=lambda bar: bar.begin_s):
-        total += max(0.0, bar.end_s - max(bar.begin_s, last))
-        last = max(last, bar.end_s)
-    return total
+    return covered_s([Span(0, bar.kind, bar.name, bar.begin_s, bar.end_s) for bar in bars])
 
 
 def late_rank(ranks: Mapping[int, Sequence[Bar]]) -> Picture:
